@@ -1,0 +1,139 @@
+"""Events that trainer and runner report. Idempotent on (run, source, seq): a batch may be sent again without harm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .outcome import Outcome, Stage
+from .states import Phase, RunState, TrialState
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RunStateBody(_Body):
+    type: Literal["run_state"] = "run_state"
+    state: RunState
+    reason: str = ""
+
+
+class StepBody(_Body):
+    """A finished optimizer step. Metric names follow verl's (`actor/grad_norm`, `training/rollout_actor_probs_pearson_corr`)."""
+
+    type: Literal["step"] = "step"
+    step: int
+    metrics: dict[str, float]
+
+
+class EvaluationBody(_Body):
+    """A finished held-out evaluation, taken with the weights after `step` updates. `executed` excludes failed trials."""
+
+    type: Literal["evaluation"] = "evaluation"
+    step: int
+    resolved: int
+    executed: int
+    total: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class GroupBody(_Body):
+    """G rollouts of one (task, harness) begin."""
+
+    type: Literal["group"] = "group"
+    group_id: str
+    step: int
+    phase: Phase
+    task: str
+    harness: str
+    size: int
+
+
+class TrialBody(_Body):
+    """A trial changed state or stage."""
+
+    type: Literal["trial"] = "trial"
+    trial_id: str
+    state: TrialState
+    stage: Stage
+    group_id: str | None = None
+    """Set by the trainer with the first event of a trial; the runner leaves it out."""
+    sample: int | None = None
+
+
+class OutcomeBody(_Body):
+    """The final outcome, as the trainer admitted it."""
+
+    type: Literal["outcome"] = "outcome"
+    trial_id: str
+    outcome: Outcome
+
+
+class StageTimingBody(_Body):
+    type: Literal["stage_timing"] = "stage_timing"
+    trial_id: str
+    stage: Stage
+    started: float
+    finished: float
+
+
+class CaptureBody(_Body):
+    """Where the capture of a trial lies, relative to the run's directory, and its counts."""
+
+    type: Literal["capture"] = "capture"
+    trial_id: str
+    path: str
+    size: int
+    sha256: str
+    turns: int
+    branches: int
+    sampled_tokens: int
+    tool_calls: int
+    malformed_turns: int = 0
+
+
+class FindingBody(_Body):
+    type: Literal["finding"] = "finding"
+    detector: str
+    title: str
+    step: int | None = None
+    evidence: list[str] = Field(default_factory=list)
+
+
+class LogBody(_Body):
+    """A log file of the run exists, relative to the run's directory."""
+
+    type: Literal["log"] = "log"
+    name: str
+    path: str
+
+
+EventBody = Annotated[
+    RunStateBody | StepBody | EvaluationBody | GroupBody | TrialBody | OutcomeBody | StageTimingBody | CaptureBody | FindingBody | LogBody,
+    Field(discriminator="type"),
+]
+
+
+class Event(BaseModel):
+    """`seq` counts up from 1 without gaps within one `source` ("trainer", "runner")."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,40}$")]
+    seq: int = Field(ge=1)
+    time: float
+    body: EventBody
+
+
+class EventBatch(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    events: list[Event] = Field(max_length=1000)
+
+
+class EventAck(BaseModel):
+    """Highest seq stored for the batch's source."""
+
+    stored: int

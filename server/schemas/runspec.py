@@ -1,0 +1,159 @@
+"""RunSpec: everything that decides what a run does. Strict: an unknown key is an error with a did-you-mean (`server.spec`).
+
+No behaviour hides in environment variables; a preset is a YAML file in `server/presets/`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .trials import Budgets, Identifier
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Kind(StrEnum):
+    TRAIN = "train"
+    EVAL = "eval"
+    INFER = "infer"
+
+
+class Model(_Section):
+    """The policy: a transformers checkpoint directory, or `builtin:NAME` for one that ships in `trainer/policies/`."""
+
+    path: str
+    renderer: Literal["qwen3"] = "qwen3"
+    thinking: bool = False
+    """Whether the chat template opens a thinking block for the policy."""
+    context: int = Field(default=256, ge=16)
+    """Longest sequence in tokens, prompt and completion together."""
+
+
+class Harness(_Section):
+    """One entry of the weighted list."""
+
+    name: Identifier
+    version: str
+    weight: float = Field(default=1, gt=0)
+    start: Literal["exec", "warm_fork"] = "exec"
+    """`warm_fork`: one process per rollout, forked from a parent that has imported the harness."""
+
+
+class Data(_Section):
+    """Task directories in Harbor's format: a family generated on the machine, or two directories."""
+
+    family: Literal["onebug"] | None = None
+    train_tasks: int = Field(default=512, ge=1)
+    held_out_tasks: int = Field(default=96, ge=1)
+    seed: int = 0
+    train: Path | None = None
+    held_out: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Data:
+        if (self.family is None) == (self.train is None):
+            raise ValueError("set exactly one of data.family and data.train")
+        return self
+
+
+class Limits(_Section):
+    """Per sandbox. `output_kb` bounds what one command may print."""
+
+    memory_mb: int = Field(default=512, ge=32)
+    processes: int = Field(default=128, ge=4)
+    cpu_s: int = Field(default=60, ge=1)
+    disk_mb: int = Field(default=64, ge=1)
+    output_kb: int = Field(default=1024, ge=1)
+
+
+class Sandbox(_Section):
+    environment: Literal["namespace"] = "namespace"
+    concurrency: int = Field(default=16, ge=1)
+    """Trials that hold a sandbox at the same time."""
+    verifier: Literal["separate"] = "separate"
+    limits: Limits = Limits()
+    budgets: Budgets = Budgets()
+
+
+class Rollout(_Section):
+    engine: Literal["cpu"] = "cpu"
+    tasks_per_step: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    temperature: float = Field(default=1.0, gt=0)
+    max_new_tokens: int = Field(default=48, ge=1)
+    """Per turn."""
+    max_turns: int = Field(default=6, ge=1)
+
+
+class Capture(_Section):
+    train: Literal["all_branches"] = "all_branches"
+    history: Literal["keep"] = "keep"
+    timeout: Literal["fail", "grade"] = "fail"
+
+
+class Algorithm(_Section):
+    """GSPO (paper Eq. 1). `clip_low`/`clip_high` bound the sequence ratio at 1 - low and 1 + high."""
+
+    loss: Literal["gspo"] = "gspo"
+    clip_low: float = Field(default=3e-4, gt=0)
+    clip_high: float = Field(default=4e-4, gt=0)
+    normaliser: Literal["group", "valid"] = "group"
+    ratio_base: Literal["behaviour", "recomputed"] = "behaviour"
+    routing_replay: bool = True
+    epochs: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
+
+
+class Evaluation(_Section):
+    """Held-out evaluation before the first step, every `every` steps (0: never between) and after the last."""
+
+    every: int = Field(default=0, ge=0)
+    rollouts: int = Field(default=96, ge=1)
+
+
+class Trainer(_Section):
+    steps: int = Field(default=12, ge=1)
+    seed: int = 0
+    learning_rate: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    device: Literal["cpu"] = "cpu"
+    start: Literal["plain", "warm_fork"] = "plain"
+    """`warm_fork`: workers are forked from one process that has imported the stack; `plain` is the fallback."""
+    evaluation: Evaluation = Evaluation()
+
+
+class Monitors(_Section):
+    """Thresholds of the detectors and of the run's own stop rules."""
+
+    stall_s: float = Field(default=300, gt=0)
+    """No event for this long: the run is `stalled`."""
+    failed_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of failed trials in a step above which the run stops."""
+    pearson: float = Field(default=0.99, gt=0, le=1)
+
+
+class Reporting(_Section):
+    name: str = ""
+    keep_captures: bool = True
+
+
+class RunSpec(_Section):
+    kind: Kind = Kind.TRAIN
+    model: Model
+    harnesses: Annotated[list[Harness], Field(min_length=1)]
+    data: Data
+    sandbox: Sandbox = Sandbox()
+    rollout: Rollout = Rollout()
+    capture: Capture = Capture()
+    algorithm: Algorithm = Algorithm()
+    trainer: Trainer = Trainer()
+    monitors: Monitors = Monitors()
+    reporting: Reporting = Reporting()

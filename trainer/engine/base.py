@@ -1,0 +1,47 @@
+"""The engine interface: token ids in, token ids out. One engine serves the sessions of many rollouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+StopReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of a rollout. They come from the RunSpec, never from the client. `temperature` 0 is greedy."""
+
+    temperature: float
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled turn.
+
+    `token_ids` (n) includes the stop token when one was sampled. `log_probs` (n) are natural logs under the distribution that was sampled
+    from. `routes` holds the experts of positions `routes_from … len(prompt) + n - 2`, shape [rows, layers, top_k], in the narrowest
+    unsigned type that holds the expert count; None for a dense model. The last sampled token was never an input, so it has no row.
+    `version` is the number of weight updates the engine had taken.
+    """
+
+    token_ids: list[int]
+    log_probs: list[float]
+    routes: np.ndarray | None
+    stop_reason: StopReason
+    version: int
+
+
+class EngineError(Exception):
+    """The engine could not answer: `Failed(engine)`, never a reward."""
+
+
+class Engine(Protocol):
+    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+        """Sample one turn behind `prompt_ids`. Cancelling the awaiting task aborts the generation. Raises EngineError."""
+        ...
