@@ -38,7 +38,7 @@ class CheckReport(BaseModel):
 
 
 class Plan(BaseModel):
-    """What `start_run` will do. `digest` is the SHA-256 of the canonical resolved spec: starting needs the digest of a plan that was shown."""
+    """What `start_run` will do. Starting needs the digest of a plan that was shown: the SHA-256 of the canonical resolved spec."""
 
     model_config = ConfigDict(extra="forbid")
 

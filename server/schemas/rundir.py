@@ -82,7 +82,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
         with os.fdopen(fd, "w") as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:  # the temporary file must not survive any failure, also not a KeyboardInterrupt
-        os.unlink(name)
+        Path(name).unlink()
         raise

@@ -34,7 +34,7 @@ class Reporter:
         self.path = spool_dir / f"{source}.jsonl"
         self.source = source
         self._url = f"{url.rstrip('/')}/api/runs/{run_id}/events"
-        self._headers = {"authorization": f"Bearer {token}"}
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self._lock = threading.Lock()
         self._pending = _read(self.path)
         self._seq = self._pending[-1].seq if self._pending else 0
