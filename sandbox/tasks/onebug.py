@@ -1,0 +1,277 @@
+"""Task family `onebug`: a file with two functions, one of them wrong in one place, and an issue that names it.
+
+Procedural and deterministic by seed. A task is held out when its (file, function) pair is: no such pair occurs in training. The repair is
+real: the agent's commands run in a shell, and a hidden plain-Python check calls the repaired function on values it never saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FILES = """geometry cart billing utils stats grid clock matrix parser stock wallet loan score timer meter budget planner shape vector fuel
+graph ledger pixel cache robot sensor orders seats garden tracks"""
+_FUNCTIONS = """area price fee gap span rate load cost level speed depth weight bonus quota margin shift blend merge offer adjust settle reduce
+convert resolve balance estimate measure compare project combine render compose derive extract inspect process evaluate"""
+FILES, FUNCTIONS = _FILES.split(), _FUNCTIONS.split()
+_NUMBERS = "a b c x y z n m p q u v w h lo hi left right base step count unit size"
+_TEXTS = "s t text name word line label"
+_LISTS = "xs ys items values rows nums data"
+
+
+class Value(NamedTuple):
+    """One thing a function may do: the token in its source, what it does in words, and in Python."""
+
+    token: str
+    words: str
+    run: Callable[..., Any]
+
+
+class Kind(NamedTuple):
+    """A sub-family: `template` is the returned expression, with `{0}`, `{1}` for arguments and `{op}` for the token that may be wrong."""
+
+    template: str
+    arguments: list[str]
+    arity: int
+    values: tuple[Value, ...]
+    sample: Callable[[random.Random], list[Any]]
+
+
+def _pair(rng: random.Random) -> list[Any]:
+    low = rng.randint(2, 9)
+    return rng.choice([[low, low + rng.randint(1, 9)], [low + rng.randint(1, 9), low]])
+
+
+def _text(rng: random.Random) -> list[Any]:
+    return [f" {rng.choice(['red', 'old', 'tiny'])} {rng.choice(['Fox', 'Tree', 'River'])} {rng.choice(['RUNS', 'FALLS', 'SHINES'])} "]
+
+
+def _list(rng: random.Random) -> list[Any]:
+    return [[rng.randint(20, 99), *(rng.randint(10, 99) for _ in range(rng.randint(2, 4))), rng.randint(1, 9)]]
+
+
+KINDS: dict[str, Kind] = {
+    "arith": Kind(
+        "{0} {op} {1}",
+        _NUMBERS.split(),
+        2,
+        (
+            Value("+", "the sum of {0} and {1}", operator.add),
+            Value("-", "{0} minus {1}", operator.sub),
+            Value("*", "the product of {0} and {1}", operator.mul),
+            Value("//", "the quotient of {0} and {1}", operator.floordiv),
+            Value("%", "the remainder of {0} by {1}", operator.mod),
+        ),
+        _pair,
+    ),
+    "pick": Kind(
+        "{op}({0}, {1})",
+        _NUMBERS.split(),
+        2,
+        (
+            Value("min", "the smaller of {0} and {1}", min),
+            Value("max", "the larger of {0} and {1}", max),
+            Value("pow", "{0} to the power {1}", pow),
+            Value("divmod", "both quotient and remainder of {0} by {1}", divmod),
+        ),
+        _pair,
+    ),
+    "text": Kind(
+        "{0}.{op}()",
+        _TEXTS.split(),
+        1,
+        (
+            Value("upper", "{0} in upper case", str.upper),
+            Value("lower", "{0} in lower case", str.lower),
+            Value("title", "{0} in title case", str.title),
+            Value("strip", "{0} without outer spaces", str.strip),
+            Value("split", "the list of words of {0}", str.split),
+        ),
+        _text,
+    ),
+    "fold": Kind(
+        "{op}({0})",
+        _LISTS.split(),
+        1,
+        (
+            Value("sum", "the total of {0}", sum),
+            Value("len", "the number of entries of {0}", len),
+            Value("min", "the smallest entry of {0}", min),
+            Value("max", "the largest entry of {0}", max),
+            Value("sorted", "the entries of {0} in order", sorted),
+        ),
+        _list,
+    ),
+}
+
+# The function runs in a forked child that only knows the inputs. The expected values are compared outside, so neither prints nor an early
+# exit in the graded file can pass for a result.
+_CHECK = '''\
+"""Hidden check. Usage: check.py [WORKSPACE]. Exit status 0 means solved."""
+import json, os, signal, sys
+
+FILE, FUNCTION = {file!r}, {function!r}
+CASES = json.loads({cases!r})
+
+signal.alarm(20)
+reader, writer = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.close(reader)
+    try:
+        path = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "/workspace", FILE)
+        space = {{"__name__": FILE[:-3]}}
+        with open(path, encoding="utf-8") as source:
+            exec(compile(source.read(), path, "exec"), space)
+        results = [space[FUNCTION](*json.loads(json.dumps(case[0]))) for case in CASES]
+        os.write(writer, json.dumps(results).encode())
+    finally:
+        os._exit(0)
+os.close(writer)
+with os.fdopen(reader, "rb") as pipe:
+    answer = pipe.read(100_000)
+os.waitpid(pid, 0)
+sys.exit(0 if answer == json.dumps([case[1] for case in CASES]).encode() else 1)
+'''
+
+_TASK_TOML = """\
+schema_version = "1.4"
+artifacts = ["/workspace"]
+
+[metadata]
+family = "onebug"
+kind = "{kind}"
+
+[agent]
+timeout_sec = 120.0
+
+[verifier]
+timeout_sec = 30.0
+environment_mode = "separate"
+
+[environment]
+workdir = "/workspace"
+network_mode = "no-network"
+"""
+
+_TEST_SH = """\
+#!/bin/bash
+if python3 -I /tests/check.py /workspace; then reward=1; else reward=0; fi
+echo "$reward" > /logs/verifier/reward.txt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OneBug:
+    """One task. `source` is the broken file and `fixed` the repaired one; they differ in the token `bad` → `good` of `function`.
+
+    What only demonstrations need: `wrong_values` (other tokens of the same kind), and the other function with its token and alternatives.
+    """
+
+    name: str
+    kind: str
+    issue: str
+    file: str
+    source: str
+    fixed: str
+    check: str
+    function: str
+    bad: str
+    good: str
+    wrong_values: tuple[str, ...]
+    other_function: str
+    other_token: str
+    other_values: tuple[str, ...]
+
+    @property
+    def repair(self) -> str:
+        """The shell command that repairs the file."""
+        return f"sed -i '/def {self.function}/,+1s|{self.bad}|{self.good}|' {self.file}"
+
+    def write(self, directory: Path) -> None:
+        """Write the task as a Harbor task directory. The directory must not hold another task."""
+        files = {
+            "task.toml": _TASK_TOML.format(kind=self.kind),
+            "instruction.md": self.issue,
+            "environment/Dockerfile": "FROM python:3.12-slim\nCOPY workspace /workspace\nWORKDIR /workspace\n",
+            f"environment/workspace/{self.file}": self.source,
+            "tests/check.py": self.check,
+            "tests/test.sh": _TEST_SH,
+            "solution/solve.sh": f"#!/bin/bash\nset -e\ncd /workspace\n{self.repair}\n",
+        }
+        for name, text in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if path.suffix == ".sh":
+                path.chmod(0o755)
+
+
+def held_out_pair(file: str, function: str) -> bool:
+    """Whether the pair belongs to the held-out split: one in five, by hash, whatever the seed."""
+    return int(hashlib.sha1(f"{file}/{function}".encode(), usedforsecurity=False).hexdigest(), 16) % 5 == 0
+
+
+def generate(seed: int, n: int, held_out: bool) -> list[OneBug]:
+    """`n` distinct tasks of one split; the same arguments give the same tasks, and a longer list starts with the shorter one."""
+    rng = random.Random(f"onebug {seed} {held_out}")  # noqa: S311
+    tasks: dict[str, OneBug] = {}
+    while len(tasks) < n:
+        task = _draw(rng, held_out)
+        tasks.setdefault(task.name, task)
+    return list(tasks.values())
+
+
+def _draw(rng: random.Random, held_out: bool) -> OneBug:
+    while True:
+        file, function = f"{rng.choice(FILES)}.py", rng.choice(FUNCTIONS)
+        if held_out_pair(file, function) == held_out:
+            break
+    kind_name = rng.choice(list(KINDS))
+    kind = KINDS[kind_name]
+    arguments = rng.sample(kind.arguments, kind.arity)
+    good, bad = rng.sample(kind.values, 2)
+    cases = [(inputs, good.run(*inputs)) for inputs in (kind.sample(rng) for _ in range(4))]
+
+    other_function = rng.choice([name for name in FUNCTIONS if name != function])
+    other_kind = KINDS[rng.choice(list(KINDS))]
+    other_arguments = rng.sample([name for name in other_kind.arguments if name not in arguments], other_kind.arity)
+    other = rng.choice(other_kind.values)
+
+    neighbour = _function(other_function, other_kind, other_arguments, other.token)
+    first = rng.random() < 0.5
+
+    def file_with(token: str) -> str:
+        target = _function(function, kind, arguments, token)
+        return "\n\n".join([target, neighbour] if first else [neighbour, target])
+
+    source = file_with(bad.token)
+    issue = f"`{function}` in {file} should return {good.words.format(*arguments)}, but it does not."
+    digest = hashlib.sha1(f"{source}\0{issue}".encode(), usedforsecurity=False).hexdigest()[:10]
+    return OneBug(
+        name=f"onebug-{kind_name}-{file[:-3]}-{function}-{digest}",
+        kind=kind_name,
+        issue=issue,
+        file=file,
+        source=source,
+        fixed=file_with(good.token),
+        check=_CHECK.format(file=file, function=function, cases=json.dumps(cases)),
+        function=function,
+        bad=bad.token,
+        good=good.token,
+        wrong_values=tuple(value.token for value in kind.values if value not in (good, bad)),
+        other_function=other_function,
+        other_token=other.token,
+        other_values=tuple(value.token for value in other_kind.values if value is not other),
+    )
+
+
+def _function(name: str, kind: Kind, arguments: list[str], token: str) -> str:
+    body = kind.template.format(*arguments, op=token)
+    return f"def {name}({', '.join(arguments)}):\n    return {body}\n"
