@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .checks import Verdict
+from .checks import CheckReport, Verdict
 from .outcome import Outcome, Stage
 from .states import Phase, RunState, TrialState
 
@@ -28,6 +28,14 @@ class SpecRequest(_Body):
 class CheckRequest(SpecRequest):
     skip_slow: bool = False
     """Leave out the checks that start sandboxes."""
+
+
+class CheckJob(_Body):
+    """Answer of `POST /api/checks` and `GET /api/checks/{id}` (`?wait=s`): checks that start sandboxes outlast a request."""
+
+    check_id: str
+    report: CheckReport | None
+    """None while the checks run."""
 
 
 class StartRequest(_Body):
@@ -80,6 +88,14 @@ class RunStatus(RunSummary):
     last_event: float | None
     problem: str = ""
     """First error of a failed run, one line, and what to do."""
+
+
+class StepRow(_Body):
+    """One row of `GET /api/runs/{id}/steps`: a finished optimizer step."""
+
+    step: int
+    time: float
+    metrics: dict[str, float]
 
 
 class TrialRow(_Body):
