@@ -38,6 +38,13 @@ class CheckJob(_Body):
     """None while the checks run."""
 
 
+class CheckJob(_Body):
+    """`POST /api/checks` starts one, `GET /api/checks/{id}?wait=s` follows it. `report` is None while it runs."""
+
+    check_id: str
+    report: CheckReport | None
+
+
 class StartRequest(_Body):
     digest: str
 
@@ -113,6 +120,31 @@ class TrialRow(_Body):
     sampled_tokens: int | None
     started: float | None
     finished: float | None
+
+
+class CaptureInfo(_Body):
+    """Counts of a trial's capture. `GET …/trials/{id}/capture` answers the record itself."""
+
+    turns: int
+    branches: int
+    sampled_tokens: int
+    tool_calls: int
+    malformed_turns: int
+
+
+class TrialDetail(TrialRow):
+    timings: list[StageTiming]
+    capture: CaptureInfo | None
+
+
+class LogFile(_Body):
+    name: str
+    size: int
+
+
+class LogTail(_Body):
+    name: str
+    lines: list[str]
 
 
 class ReviewRequest(_Body):

@@ -9,9 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from .outcome import Outcome, Stage
 from .states import Phase, RunState, TrialState
 
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""What becomes a key of a table: printable, on one line."""
+
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    # A metric may be NaN or infinite; plain JSON has neither and would turn them into an event that no one can read back.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class RunStateBody(_Body):
@@ -25,7 +29,7 @@ class StepBody(_Body):
 
     type: Literal["step"] = "step"
     step: int
-    metrics: dict[str, float]
+    metrics: dict[Name, float]
 
 
 class EvaluationBody(_Body):
@@ -36,18 +40,18 @@ class EvaluationBody(_Body):
     resolved: int
     executed: int
     total: int
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[Name, float] = Field(default_factory=dict)
 
 
 class GroupBody(_Body):
     """G rollouts of one (task, harness) begin."""
 
     type: Literal["group"] = "group"
-    group_id: str
+    group_id: Name
     step: int
     phase: Phase
-    task: str
-    harness: str
+    task: Name
+    harness: Name
     size: int
 
 
@@ -55,10 +59,10 @@ class TrialBody(_Body):
     """A trial changed state or stage."""
 
     type: Literal["trial"] = "trial"
-    trial_id: str
+    trial_id: Name
     state: TrialState
     stage: Stage
-    group_id: str | None = None
+    group_id: Name | None = None
     """Set by the trainer with the first event of a trial; the runner leaves it out."""
     sample: int | None = None
 
@@ -67,13 +71,13 @@ class OutcomeBody(_Body):
     """The final outcome, as the trainer admitted it."""
 
     type: Literal["outcome"] = "outcome"
-    trial_id: str
+    trial_id: Name
     outcome: Outcome
 
 
 class StageTimingBody(_Body):
     type: Literal["stage_timing"] = "stage_timing"
-    trial_id: str
+    trial_id: Name
     stage: Stage
     started: float
     finished: float
@@ -83,7 +87,7 @@ class CaptureBody(_Body):
     """Where the capture of a trial lies, relative to the run's directory, and its counts."""
 
     type: Literal["capture"] = "capture"
-    trial_id: str
+    trial_id: Name
     path: str
     size: int
     sha256: str
@@ -96,7 +100,7 @@ class CaptureBody(_Body):
 
 class FindingBody(_Body):
     type: Literal["finding"] = "finding"
-    detector: str
+    detector: Name
     title: str
     step: int | None = None
     evidence: list[str] = Field(default_factory=list)
@@ -106,7 +110,7 @@ class LogBody(_Body):
     """A log file of the run exists, relative to the run's directory."""
 
     type: Literal["log"] = "log"
-    name: str
+    name: Name
     path: str
 
 
@@ -119,7 +123,7 @@ EventBody = Annotated[
 class Event(BaseModel):
     """`seq` counts up from 1 without gaps within one `source` ("trainer", "runner")."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     source: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,40}$")]
     seq: int = Field(ge=1)
@@ -128,7 +132,7 @@ class Event(BaseModel):
 
 
 class EventBatch(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     events: list[Event] = Field(max_length=1000)
 
