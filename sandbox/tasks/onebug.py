@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 _FILES = """geometry cart billing utils stats grid clock matrix parser stock wallet loan score timer meter budget planner shape vector fuel
 graph ledger pixel cache robot sensor orders seats garden tracks"""
-_FUNCTIONS = """area price fee gap span rate load cost level speed depth weight bonus quota margin shift blend merge offer adjust settle reduce
-convert resolve balance estimate measure compare project combine render compose derive extract inspect process evaluate"""
+_FUNCTIONS = """area price fee gap span rate load cost level speed depth weight bonus quota margin shift blend merge offer adjust settle
+reduce convert resolve balance estimate measure compare project combine render compose derive extract inspect process evaluate"""
 FILES, FUNCTIONS = _FILES.split(), _FUNCTIONS.split()
 _NUMBERS = "a b c x y z n m p q u v w h lo hi left right base step count unit size"
 _TEXTS = "s t text name word line label"
