@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from .checks import CheckReport, Verdict
 from .outcome import Outcome, Stage
 from .states import Phase, RunState, TrialState
+from .trials import StageTiming
 
 
 class _Body(BaseModel):
@@ -36,13 +37,6 @@ class CheckJob(_Body):
     check_id: str
     report: CheckReport | None
     """None while the checks run."""
-
-
-class CheckJob(_Body):
-    """`POST /api/checks` starts one, `GET /api/checks/{id}?wait=s` follows it. `report` is None while it runs."""
-
-    check_id: str
-    report: CheckReport | None
 
 
 class StartRequest(_Body):
