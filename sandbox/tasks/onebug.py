@@ -7,7 +7,6 @@ real: the agent's commands run in a shell, and a hidden plain-Python check calls
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
 import random
 from collections.abc import Callable
@@ -110,34 +109,33 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
-# The function runs in a forked child that only knows the inputs. The expected values are compared outside, so neither prints nor an early
-# exit in the graded file can pass for a result.
+# The function runs in another interpreter that is told the inputs only; the expected values never enter its memory, and are compared as
+# text outside it. So neither prints, nor an early exit, nor a look around in the graded file's process can pass for a result.
 _CHECK = '''\
 """Hidden check. Usage: check.py [WORKSPACE]. Exit status 0 means solved."""
-import json, os, signal, sys
+import os, sys
 
 FILE, FUNCTION = {file!r}, {function!r}
-CASES = json.loads({cases!r})
+CASES = {cases!r}
+CALL = """
+import sys
+path, function, inputs = sys.argv[1:]
+space = {{"__name__": "graded"}}
+with open(path, encoding="utf-8") as source:
+    exec(compile(source.read(), path, "exec"), space)
+sys.stdout.write(repr([space[function](*case) for case in eval(inputs)]))
+"""
 
-signal.alarm(20)
+path = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "/workspace", FILE)
 reader, writer = os.pipe()
-pid = os.fork()
-if pid == 0:
-    os.close(reader)
-    try:
-        path = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "/workspace", FILE)
-        space = {{"__name__": FILE[:-3]}}
-        with open(path, encoding="utf-8") as source:
-            exec(compile(source.read(), path, "exec"), space)
-        results = [space[FUNCTION](*json.loads(json.dumps(case[0]))) for case in CASES]
-        os.write(writer, json.dumps(results).encode())
-    finally:
-        os._exit(0)
+command = [sys.executable, "-I", "-S", "-B", "-c", CALL, path, FUNCTION, repr([inputs for inputs, _ in CASES])]
+actions = [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+pid = os.posix_spawn(sys.executable, command, {{}}, file_actions=actions)
 os.close(writer)
 with os.fdopen(reader, "rb") as pipe:
     answer = pipe.read(100_000)
 os.waitpid(pid, 0)
-sys.exit(0 if answer == json.dumps([case[1] for case in CASES]).encode() else 1)
+sys.exit(0 if answer == repr([expected for _, expected in CASES]).encode() else 1)
 '''
 
 _TASK_TOML = """\
@@ -261,7 +259,7 @@ def _draw(rng: random.Random, held_out: bool) -> OneBug:
         file=file,
         source=source,
         fixed=file_with(good.token),
-        check=_CHECK.format(file=file, function=function, cases=json.dumps(cases)),
+        check=_CHECK.format(file=file, function=function, cases=cases),
         function=function,
         bad=bad.token,
         good=good.token,

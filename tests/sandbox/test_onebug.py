@@ -86,6 +86,8 @@ def test_values_of_a_kind_differ_on_every_sampled_input_set() -> None:
         "print('[0, 0, 0, 0]')\n",
         "import os\nos.kill(os.getppid(), 9)\n",
         "not python",
+        "import os, sys\nframe = sys._getframe()\nwhile frame:\n    if 'CASES' in frame.f_globals:\n"
+        "        os.write(1, repr([case[1] for case in frame.f_globals['CASES']]).encode())\n        os._exit(0)\n    frame = frame.f_back\n",
     ],
 )
 def test_the_check_is_not_fooled_by_the_graded_file(workspace: Path, cheat: str) -> None:
