@@ -1,0 +1,54 @@
+"""The harness runtimes this version works with, pinned to the byte.
+
+Updating one: mini-swe-agent, `uv pip compile --generate-hashes --no-annotate --python-version 3.12` of `mini-swe-agent==VERSION` into
+`mini_swe_agent.lock`; Claude Code, the `dist.integrity` that `npm view PACKAGE@VERSION` shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class PythonPin:
+    """A Python distribution with all its dependencies. `lock` is a requirements file in which every line carries hashes."""
+
+    name: str
+    version: str
+    lock: Path
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides the tree's content: the lock and the interpreter that byte-compiles it."""
+        return hashlib.sha256(self.lock.read_bytes() + (sys.implementation.cache_tag or "").encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class NpmPin:
+    """An npm package without dependencies. `integrity` is the registry's (`sha512-<base64>`) and covers the whole archive."""
+
+    name: str
+    version: str
+    package: str
+    integrity: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([self.package, self.version, self.integrity]).encode()).hexdigest()
+
+
+Pin = PythonPin | NpmPin
+
+MINI_SWE_AGENT = PythonPin("mini-swe-agent", "2.4.6", Path(__file__).with_name("mini_swe_agent.lock"))
+CLAUDE_CODE = NpmPin(
+    "claude-code",
+    "2.1.332",
+    "@anthropic-ai/claude-code-linux-x64",
+    "sha512-f4JWhzwYutJIHScC7/dYOPX6s28tt7ZADhsOi8zwOHq5fFPEuUeChh2NMfinSg0GrUckYxaeebC4h0DqiKzLcw==",
+)
+
+PINS: dict[str, Pin] = {pin.name: pin for pin in (MINI_SWE_AGENT, CLAUDE_CODE)}
