@@ -1,0 +1,93 @@
+"""Slots: the KV cache of sessions, with the routes of every cached position beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from .weights import Shape
+
+
+class Slots:
+    """`capacity` slots of `context` positions each. A slot belongs to one session and is idle or pinned by one running row.
+
+    Invariant: position p < len(tokens[slot]) holds keys, values and routes of tokens[slot][p] behind tokens[slot][:p], all under the
+    weights of today. An idle slot is kept until its session is released, the weights change, or it is the least recently used one
+    when another session needs room. Memory is touched only as far as slots are used.
+    """
+
+    def __init__(self, shape: Shape, capacity: int, context: int) -> None:
+        self.context = context
+        self._size = (capacity, context, shape.kv_heads, shape.head_dim)
+        self.keys = [torch.zeros(self._size) for _ in range(shape.layers)]
+        self.values = [torch.zeros(self._size) for _ in range(shape.layers)]
+        kind = np.dtype(np.uint8 if shape.experts <= 256 else np.uint16)
+        self.routes = np.zeros((capacity, context, shape.layers, shape.top_k), kind) if shape.experts else None
+        self.tokens: list[list[int]] = [[] for _ in range(capacity)]
+        self._free = list(reversed(range(capacity)))
+        self._idle: dict[int, str] = {}  # in order of last use
+        self._pinned: dict[int, str | None] = {}
+
+    def acquire(self, session: str, prompt: Sequence[int]) -> int | None:
+        """Pin a slot for `prompt` and cut it back to what it shares with the prompt; None while all slots are pinned.
+
+        At least the last prompt token is left to compute, because its logits are wanted.
+        """
+        shared, slot = max(
+            ((_common(self.tokens[slot], prompt), slot) for slot, owner in self._idle.items() if owner == session),
+            default=(0, None),
+        )
+        if slot is None:
+            if not self._free and not self._idle:
+                return None
+            slot = self._free.pop() if self._free else next(iter(self._idle))
+        self._idle.pop(slot, None)
+        self._pinned[slot] = session
+        del self.tokens[slot][min(shared, len(prompt) - 1) :]
+        return slot
+
+    def unpin(self, slot: int) -> None:
+        """The row that used `slot` ended; the slot stays with its session unless that was released meanwhile."""
+        owner = self._pinned.pop(slot)
+        if owner is None:
+            self._clear(slot)
+        else:
+            self._idle[slot] = owner
+
+    def release(self, session: str) -> None:
+        """Free the idle slots of a session, and its pinned ones as soon as they are unpinned."""
+        for slot in [slot for slot, owner in self._idle.items() if owner == session]:
+            del self._idle[slot]
+            self._clear(slot)
+        for slot, owner in self._pinned.items():
+            if owner == session:
+                self._pinned[slot] = None
+
+    def drop(self) -> None:
+        """Forget everything cached. No slot may be pinned."""
+        if self._pinned:
+            raise RuntimeError(f"{len(self._pinned)} slots are in use")
+        for slot in list(self._idle):
+            del self._idle[slot]
+            self._clear(slot)
+        # Rows of one batch read beyond their own length, masked; a NaN that diverged weights left there would come through the mask.
+        self.keys = [torch.zeros(self._size) for _ in self.keys]
+        self.values = [torch.zeros(self._size) for _ in self.values]
+
+    @property
+    def used(self) -> int:
+        """Slots that belong to a session."""
+        return len(self._idle) + len(self._pinned)
+
+    def _clear(self, slot: int) -> None:
+        self.tokens[slot].clear()
+        self._free.append(slot)
+
+
+def _common(cached: Sequence[int], prompt: Sequence[int]) -> int:
+    for index, (a, b) in enumerate(zip(cached, prompt, strict=False)):
+        if a != b:
+            return index
+    return min(len(cached), len(prompt))
