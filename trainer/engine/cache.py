@@ -28,7 +28,7 @@ class Slots:
         self.tokens: list[list[int]] = [[] for _ in range(capacity)]
         self._free = list(reversed(range(capacity)))
         self._idle: dict[int, str] = {}  # in order of last use
-        self._pinned: dict[int, str | None] = {}
+        self._pinned: dict[int, str] = {}
 
     def acquire(self, session: str, prompt: Sequence[int]) -> int | None:
         """Pin a slot for `prompt` and cut it back to what it shares with the prompt; None while all slots are pinned.
@@ -49,21 +49,14 @@ class Slots:
         return slot
 
     def unpin(self, slot: int) -> None:
-        """The row that used `slot` ended; the slot stays with its session unless that was released meanwhile."""
-        owner = self._pinned.pop(slot)
-        if owner is None:
-            self._clear(slot)
-        else:
-            self._idle[slot] = owner
+        """The row that used `slot` ended; the slot stays with its session."""
+        self._idle[slot] = self._pinned.pop(slot)
 
     def release(self, session: str) -> None:
-        """Free the idle slots of a session, and its pinned ones as soon as they are unpinned."""
+        """Free the idle slots of a session."""
         for slot in [slot for slot, owner in self._idle.items() if owner == session]:
             del self._idle[slot]
             self._clear(slot)
-        for slot, owner in self._pinned.items():
-            if owner == session:
-                self._pinned[slot] = None
 
     def drop(self) -> None:
         """Forget everything cached. No slot may be pinned."""

@@ -86,7 +86,9 @@ class CpuEngine:
             self._finish(row, "aborted")
 
     def release(self, session: str) -> None:
-        """The session is over: free its slots."""
+        """The session is over: end its requests as aborted and free its slots."""
+        for row in [row for row in (*self._active, *self._waiting) if row.session == session]:
+            self._finish(row, "aborted")
         self._requests.pop(session, None)
         self._cache.release(session)
 
