@@ -21,7 +21,7 @@ from server.schemas.api import (
     StepRow,
     TrialRow,
 )
-from server.schemas.checks import Diagnosis, Finding, Plan, Verdict
+from server.schemas.checks import CheckReport, Diagnosis, Finding, Plan, Verdict
 from server.schemas.datadir import DataDir, ServerFile
 
 from .errors import ControlError, ServerAbsent
@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 TIMEOUT_S = 9.5
 """A tool must answer in 10 s, so no request may take longer."""
+
+WAIT_S = 8.0
 
 
 def find_server(data: DataDir) -> ServerFile:
@@ -75,8 +77,19 @@ class Client:
     def check_status(self, check_id: str, wait_s: float = 0) -> CheckJob:
         return self._call("GET", f"/api/checks/{_segment(check_id)}", CheckJob, params={"wait": wait_s} if wait_s else None)
 
+    def report(self, request: CheckRequest) -> CheckReport:
+        """The report of a check, however long it takes."""
+        job = self.check(request)
+        while job.report is None:
+            job = self.check_status(job.check_id, wait_s=WAIT_S)
+        return job.report
+
     def plan(self, request: SpecRequest) -> Plan:
         return self._call("POST", "/api/plans", Plan, request)
+
+    def planned(self, digest: str) -> Plan:
+        """A plan that was made before."""
+        return self._call("GET", f"/api/plans/{_segment(digest)}", Plan)
 
     def start(self, digest: str) -> RunSummary:
         """Start the run of a plan that was shown."""
@@ -161,6 +174,8 @@ def _segment(value: str) -> str:
 
 def _detail(response: httpx.Response) -> str:
     """The server's own words. FastAPI answers `{"detail": text}`, or a list of `{loc, msg}` for a malformed body."""
+    if response.headers.get("content-type", "").startswith("text/plain"):
+        return response.text.strip()
     try:
         detail = response.json()["detail"]
     except (ValueError, KeyError, TypeError):

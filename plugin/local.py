@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +20,7 @@ from server.schemas.datadir import DataDir, ServerFile
 from .client import Client, find_server
 from .errors import ControlError, ServerAbsent
 
+PORT = 8420
 START_S = 60
 STOP_S = 20
 POLL_S = 0.1
@@ -32,16 +37,23 @@ def server_command(data: DataDir, port: int) -> list[str]:
     return [sys.executable, "-P", "-m", "server", "--data-dir", str(data.root), "--port", str(port)]
 
 
-def ensure_server(data: DataDir, port: int = 0) -> Up:
-    """The server of the data directory, started and detached when there is none. Port 0: any free one.
+def ensure_server(data: DataDir, port: int | None = None) -> Up:
+    """The server of the data directory, started and detached when there is none. Port 0: any free one; None: the usual one, if it is free.
 
-    Raises ControlError with the server's own last words when it does not come up.
+    Raises ControlError with the server's own last words when it does not come up; nothing is left behind then.
     """
     client = running(data)
     if client is not None:
         return Up(client, started=False)
-    log = _open_log(data)
-    start = log.stat().st_size
+    with _start_lock(data) as log:
+        client = running(data)
+        if client is not None:
+            return Up(client, started=False)
+        return Up(_start(data, _usual_port(data) if port is None else port, log), started=True)
+
+
+def _start(data: DataDir, port: int, log: Path) -> Client:
+    before = log.stat().st_size
     with log.open("ab") as output:
         child = subprocess.Popen(
             server_command(data, port), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=data.root
@@ -50,12 +62,13 @@ def ensure_server(data: DataDir, port: int = 0) -> Up:
     while time.monotonic() < deadline:
         client = running(data)
         if client is not None:
-            return Up(client, started=True)
+            return client
         if child.poll() is not None:
-            raise ControlError(f"the server did not start: {_last_line(log, start)} (all of it: {log})")
+            raise ControlError(f"the server did not start: {_last_line(log, before)}")
         time.sleep(POLL_S)
     child.terminate()
-    raise ControlError(f"the server did not listen within {START_S} s and was stopped: see {log}")
+    child.wait()
+    raise ControlError(f"the server did not listen within {START_S} s and was stopped; its last words: {_last_line(log, before)}")
 
 
 def running(data: DataDir) -> Client | None:
@@ -94,17 +107,45 @@ def stop_server(data: DataDir) -> ServerFile:
     return server
 
 
-def _open_log(data: DataDir) -> Path:
+def _usual_port(data: DataDir) -> int:
+    """Any free one (0) when the usual one is taken; also after a crash, when the server goes back to the port it had."""
+    if data.server_file.exists():
+        return 0
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            return 0
+    return PORT
+
+
+@contextmanager
+def _start_lock(data: DataDir) -> Iterator[Path]:
+    """The server's log, locked so that one caller at a time starts a server. What this created goes again when the start fails."""
+    made = [directory for directory in (data.root, *data.root.parents) if not directory.exists()]
+    fresh = not data.server_log.exists()
     try:
         data.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(data.server_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        fd = os.open(data.server_log, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ControlError(f"cannot write to the data directory {data.root}: {error.strerror}; choose another with --data-dir") from None
-    return data.server_log
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield data.server_log
+    except ControlError:
+        if fresh:
+            data.server_log.unlink(missing_ok=True)
+            with suppress(OSError):  # something else lives there by now
+                for directory in made:
+                    directory.rmdir()
+        raise
+    finally:
+        os.close(fd)
 
 
 def _last_line(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1].removeprefix("error: ") if lines else "it said nothing"

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,12 +35,10 @@ RUNS = 20
 
 
 class Session:
-    """What the server keeps while one client is connected."""
+    """What every tool call works with."""
 
     def __init__(self, data: DataDir) -> None:
         self.data = data
-        self.shown: dict[str, str] = {}
-        """Summary of each plan that this client was shown, by digest."""
 
     @contextmanager
     def control(self, start: bool = False) -> Iterator[Up]:
@@ -79,10 +78,8 @@ def check_status(ctx: Ctx, check_id: str, wait_s: Wait = CHECK_WAIT_S) -> answer
 
 def plan_run(ctx: Ctx, spec: Spec = DEFAULT, overrides: Overrides = None) -> answers.PlanAnswer:
     """What a run would do: its settings with their origin, the number of trials, and the digest that start_run needs. Starts no run."""
-    session = _session(ctx)
-    with session.control(start=True) as up:
+    with _session(ctx).control(start=True) as up:
         plan = up.client.plan(spec_request(spec, overrides or {}, Path.cwd()))
-        session.shown[plan.digest] = plan.summary
         return answers.PlanAnswer.of(plan, _note(up))
 
 
@@ -95,7 +92,8 @@ class Confirmation(BaseModel):
 def ask(ctx: Ctx, digest: str, confirm: bool) -> Elicit[Confirmation] | Confirmation:
     """Ask the person through the client where it shows forms; elsewhere `confirm` alone carries their answer."""
     if confirm and _shows_forms(ctx):
-        return Elicit(f"{_session(ctx).shown.get(digest, f'Plan {digest}')}\nStart this run?", Confirmation)
+        with _session(ctx).control() as up:
+            return Elicit(f"{up.client.planned(digest).summary}\nStart this run?", Confirmation)
     return Confirmation(start=confirm)
 
 
@@ -179,7 +177,7 @@ def build(data: DataDir) -> MCPServer[Session]:
     async def session(_: MCPServer[Session]) -> AsyncIterator[Session]:
         yield Session(data)
 
-    server = MCPServer("control", title="lego-rl control plane", log_level="WARNING", lifespan=session)
+    server = MCPServer("control", title="lego-rl control plane", version=version("lego-rl"), log_level="WARNING", lifespan=session)
     reads = ToolAnnotations(read_only_hint=True, destructive_hint=False)
     writes = ToolAnnotations(read_only_hint=False, destructive_hint=False)
     destroys = ToolAnnotations(read_only_hint=False, destructive_hint=True)

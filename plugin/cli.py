@@ -1,0 +1,274 @@
+"""`rl`: operate runs from a terminal. Exit codes: 0 fine, 1 a problem was found or the run failed, 2 wrong usage.
+
+Only click is imported here; each command imports what it needs, so that `rl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .errors import ControlError
+from .rooms import VERBS
+
+if TYPE_CHECKING:
+    from server.schemas.api import RunStatus
+    from server.schemas.datadir import DataDir
+
+    from .client import Client
+
+
+class Target:
+    """Which control plane the commands talk to."""
+
+    def __init__(self, data_dir: Path | None, url: str | None, token_file: Path | None) -> None:
+        self._data_dir = data_dir
+        self.url = url
+        self.token_file = token_file
+
+    @property
+    def data(self) -> DataDir:
+        from server.schemas.datadir import DataDir, default_data_dir
+
+        return DataDir((self._data_dir or default_data_dir()).absolute())
+
+    def client(self) -> Client:
+        from .client import Client
+
+        return Client.of(self.data, self.url, self.token_file)
+
+
+class _Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ControlError as error:
+            raise click.ClickException(str(error)) from None
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Where server, token and runs live. [~/.local/share/lego-rl]"
+)
+@click.option("--url", help="A server elsewhere, instead of the one on the data directory.")
+@click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Its token. [DATA_DIR/token]")
+@click.version_option(package_name="lego-rl")
+@click.pass_context
+def main(ctx: click.Context, data_dir: Path | None, url: str | None, token_file: Path | None) -> None:
+    """Train coding agents with online RL inside the harness they ship in."""
+    ctx.obj = Target(data_dir, url, token_file)
+
+
+def _spec_options(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Set a RunSpec field: trainer.steps=20")(
+        command
+    )
+    return click.argument("spec", default="local", metavar="[SPEC.yaml|PRESET]")(command)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+@main.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port on 127.0.0.1; 0 takes any free one. [8420]")
+@click.option("--foreground", is_flag=True, help="Stay attached and log to this terminal.")
+@click.pass_obj
+def up(target: Target, port: int | None, foreground: bool) -> None:
+    """Start the control plane and its Live UI, unless they run already."""
+    from .local import PORT, ensure_server, server_command
+
+    port = PORT if port is None else port
+    if foreground:
+        command = server_command(target.data, port)
+        os.execv(command[0], command)  # noqa: S606  (no shell wanted)
+    server = ensure_server(target.data, port)
+    click.echo(
+        f"{'started' if server.started else 'already running'}: {server.client.url}  (data in {target.data.root}; `rl down` stops it)"
+    )
+
+
+@main.command()
+@click.pass_obj
+def down(target: Target) -> None:
+    """Stop the control plane. Runs go on, and the next `rl up` finds them again."""
+    from .local import stop_server
+
+    click.echo(f"stopped the server at {stop_server(target.data).url}")
+
+
+@main.command()
+@_spec_options
+@click.option("--skip-slow", is_flag=True, help="Leave out the checks that start sandboxes.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_obj
+def check(target: Target, spec: str, overrides: tuple[str, ...], skip_slow: bool, as_json: bool) -> None:
+    """Check that a run would work here."""
+    from server.schemas.api import CheckRequest
+
+    from . import show
+    from .spec import parse_overrides, spec_request
+
+    request = spec_request(spec, parse_overrides(overrides), Path.cwd())
+    report = target.client().report(CheckRequest(**request.model_dump(), skip_slow=skip_slow))
+    _print([report.model_dump_json()] if as_json else show.report(report))
+    sys.exit(0 if report.ok else 1)
+
+
+@main.command()
+@_spec_options
+@click.option("--plan", "only_plan", is_flag=True, help="Show the plan and start nothing.")
+@click.option("--yes", is_flag=True, help="Start without asking.")
+@click.option("--follow", is_flag=True, help="Watch until it ends; exit 1 when it fails.")
+@click.pass_obj
+def run(target: Target, spec: str, overrides: tuple[str, ...], only_plan: bool, yes: bool, follow: bool) -> None:
+    """Show the plan of a run, ask, and start it."""
+    from . import show
+    from .spec import parse_overrides, spec_request
+
+    client = target.client()
+    plan = client.plan(spec_request(spec, parse_overrides(overrides), Path.cwd()))
+    _print(show.plan(plan))
+    if only_plan:
+        return
+    if not yes and not click.confirm("Start this run?"):
+        raise ControlError("not started")
+    started = client.start(plan.digest)
+    click.echo(f"{started.run_id} is {started.state}  {client.dashboard(started.run_id)}")
+    if follow:
+        _finish(_watch(target, started.run_id))
+
+
+@main.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--follow", is_flag=True, help="Watch until it ends. Without RUN: the newest.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_obj
+def status(target: Target, run_id: str | None, follow: bool, as_json: bool) -> None:
+    """List the runs, or show one."""
+    from . import show
+
+    client = target.client()
+    if follow:
+        _finish(_watch(target, run_id or client.latest().run_id))
+    if run_id is None:
+        runs = client.runs()
+        _print((r.model_dump_json() for r in runs) if as_json else show.runs(runs))
+        return
+    found = client.run(run_id)
+    _print([found.model_dump_json()] if as_json else show.status(found))
+    sys.exit(1 if found.state == "failed" else 0)
+
+
+def _watch(target: Target, run_id: str) -> RunStatus:
+    from .follow import follow
+
+    on_terminal = sys.stdout.isatty()
+    clear = "\r\x1b[K" if on_terminal else ""
+    try:
+        return follow(
+            target.client,
+            run_id,
+            say=lambda line: click.echo(clear + line),
+            say_now=lambda line: click.echo(f"{clear}  {line}", nl=False) if on_terminal else None,
+        )
+    except KeyboardInterrupt:
+        raise ControlError(f"no longer watching; the run goes on (`rl stop {run_id}` ends it)") from None
+
+
+def _finish(status: RunStatus) -> None:
+    """Say how a watched run ended, and end the command accordingly."""
+    from . import show
+
+    _print(show.status(status))
+    sys.exit(0 if status.state == "succeeded" else 1)
+
+
+@main.command()
+@click.argument("run_id", metavar="RUN")
+@click.pass_obj
+def stop(target: Target, run_id: str) -> None:
+    """Stop a run for good."""
+    stopped = target.client().stop(run_id)
+    click.echo(f"{stopped.run_id} is {stopped.state}")
+
+
+@main.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.pass_obj
+def dashboard(target: Target, run_id: str | None) -> None:
+    """Print the address of the Live UI."""
+    client = target.client()
+    if run_id:
+        client.run(run_id)
+    click.echo(client.dashboard(run_id))
+
+
+@main.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--explain", is_flag=True, help="Let the server's language model rank and explain the findings.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_obj
+def diagnose(target: Target, run_id: str | None, explain: bool, as_json: bool) -> None:
+    """Look for what goes wrong in a run, with evidence. Without RUN: the newest."""
+    from . import show
+
+    client = target.client()
+    found = client.diagnose(run_id or client.latest().run_id, explain)
+    _print([found.model_dump_json()] if as_json else show.diagnosis(found))
+
+
+@main.command()
+@click.argument("finding_id", metavar="FINDING")
+@click.argument("decision", type=click.Choice(["confirm", "reject"]))
+@click.option("--note", default="", help="Why; the next diagnosis shows it.")
+@click.pass_obj
+def review(target: Target, finding_id: str, decision: str, note: str) -> None:
+    """Confirm or reject a finding."""
+    from server.schemas.checks import Verdict
+
+    finding = target.client().review(finding_id, Verdict.CONFIRMED if decision == "confirm" else Verdict.REJECTED, note)
+    click.echo(f"{finding.id} {finding.verdict}: {finding.title}")
+
+
+@main.command()
+@click.option("--preset", default="local", help="local, or local-claude-code.")
+@click.option("--steps", type=click.IntRange(1), help="Optimizer steps.")
+@click.option("--seed", type=int, help="Seed of the trainer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON in the last line.")
+@click.option("--stop-server", is_flag=True, help="Stop the server at the end if the demo started it.")
+@click.option("--remake-policy", is_flag=True, help="Make the demo policy anew instead of running.")
+@click.pass_obj
+def demo(target: Target, preset: str, steps: int | None, seed: int | None, as_json: bool, stop_server: bool, remake_policy: bool) -> None:
+    """Train the demo policy and watch its held-out solve rate rise."""
+    from .demo import Demo
+
+    overrides = {field: value for field, value in (("trainer.steps", steps), ("trainer.seed", seed)) if value is not None}
+    job = Demo(target.data, preset, overrides, click.echo)
+    if remake_policy:
+        sys.exit(job.remake_policy())
+    sys.exit(job.run(lambda run_id: _watch(target, run_id), as_json=as_json, stop_after=stop_server))
+
+
+def _dispatch(verb: str) -> click.Command:
+    room, help_text = VERBS[verb]
+
+    @click.command(verb, help=help_text, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    def command(args: tuple[str, ...]) -> None:
+        from .rooms import room_command
+
+        argv = room_command(room, [verb, *args])
+        os.execv(argv[0], argv)  # noqa: S606  (no shell wanted)
+
+    return command
+
+
+for _verb in VERBS:
+    main.add_command(_dispatch(_verb))
