@@ -19,10 +19,10 @@ class Slots:
     """
 
     def __init__(self, shape: Shape, capacity: int, context: int) -> None:
+        size = (capacity, context, shape.kv_heads, shape.head_dim)
         self.context = context
-        self._size = (capacity, context, shape.kv_heads, shape.head_dim)
-        self.keys = [torch.zeros(self._size) for _ in range(shape.layers)]
-        self.values = [torch.zeros(self._size) for _ in range(shape.layers)]
+        self.keys = [torch.empty(size) for _ in range(shape.layers)]
+        self.values = [torch.empty(size) for _ in range(shape.layers)]
         kind = np.dtype(np.uint8 if shape.experts <= 256 else np.uint16)
         self.routes = np.zeros((capacity, context, shape.layers, shape.top_k), kind) if shape.experts else None
         self.tokens: list[list[int]] = [[] for _ in range(capacity)]
@@ -42,7 +42,7 @@ class Slots:
         if slot is None:
             if not self._free and not self._idle:
                 return None
-            slot = self._free.pop() if self._free else next(iter(self._idle))
+            slot = self._blank() if self._free else next(iter(self._idle))
         self._idle.pop(slot, None)
         self._pinned[slot] = session
         del self.tokens[slot][min(shared, len(prompt) - 1) :]
@@ -65,14 +65,18 @@ class Slots:
         for slot in list(self._idle):
             del self._idle[slot]
             self._clear(slot)
-        # Rows of one batch read beyond their own length, masked; a NaN that diverged weights left there would come through the mask.
-        self.keys = [torch.zeros(self._size) for _ in self.keys]
-        self.values = [torch.zeros(self._size) for _ in self.values]
 
     @property
     def used(self) -> int:
         """Slots that belong to a session."""
         return len(self._idle) + len(self._pinned)
+
+    def _blank(self) -> int:
+        """A free slot, zeroed: rows of one batch read beyond their own length, masked, and a NaN left there would pass the mask."""
+        slot = self._free.pop()
+        for tensor in (*self.keys, *self.values):
+            tensor[slot].zero_()
+        return slot
 
     def _clear(self, slot: int) -> None:
         self.tokens[slot].clear()

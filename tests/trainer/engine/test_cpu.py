@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.models import VOCAB, make_model, reference
 from transformers import PreTrainedModel
 
+from tests.trainer.models import VOCAB, make_model, reference
 from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.cpu import CpuEngine
 from trainer.engine.weights import Shape
@@ -37,7 +36,7 @@ def make_engine(model: PreTrainedModel, *, slots: int = 128, seed: int = 0) -> C
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
+    return np.random.default_rng(seed).integers(VOCAB, size=length).tolist()
 
 
 def check(model: PreTrainedModel, tokens: list[int], answer: Generation, temperature: float, routes_from: int = 0) -> None:
@@ -97,7 +96,7 @@ async def test_experts_one_by_one_are_the_same_model(moe: PreTrainedModel) -> No
 
 
 async def test_sixty_four_sessions_at_once_equal_one_by_one(moe: PreTrainedModel) -> None:
-    lengths = random.Random(6).choices(range(5, 60), k=64)
+    lengths = np.random.default_rng(6).integers(5, 60, size=64).tolist()
     prompts = [prompt(index, length) for index, length in enumerate(lengths)]
     alone = [await make_engine(moe).generate("a", tokens, GREEDY) for tokens in prompts]
     engine = make_engine(moe, slots=48)  # fewer than sessions: some wait for a slot
