@@ -1,0 +1,51 @@
+"""The control plane as an ASGI app: wiring only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio.to_thread
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+
+from .changes import Changes
+from .context import Context
+from .db import Database
+from .errors import install_handlers
+from .routes import diagnosis, events, findings, info, login, plans, runs, trials
+from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
+from .settings import Settings
+from .ui import pages
+from .version import VERSION
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Nothing happens before the app's lifespan begins: it opens the database, migrates it and reads the token."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        db = Database(settings.resolved_database_url)
+        await anyio.to_thread.run_sync(db.migrate)
+        token = load_or_create_token(settings.data.token)
+        app.state.context = Context(
+            settings=settings,
+            db=db,
+            guard=Guard(token, open_reads=settings.is_loopback),
+            changes=Changes(asyncio.get_running_loop()),
+        )
+        try:
+            yield
+        finally:
+            db.close()
+
+    app = FastAPI(title="lego-rl", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
+    hostnames = frozenset((*LOOPBACK_NAMES, *(name.lower() for name in settings.hostnames))) if settings.is_loopback else None
+    app.add_middleware(Perimeter, hostnames=hostnames)
+    install_handlers(app)
+    for routes in (info, login, plans, runs, events, trials, findings, diagnosis):
+        app.include_router(routes.router)
+    app.include_router(pages.router)
+    app.mount("/static", StaticFiles(packages=[("server.ui", "static")]), name="static")
+    return app
