@@ -167,9 +167,9 @@ echo "$reward" > /logs/verifier/reward.txt
 
 @dataclass(frozen=True, slots=True)
 class OneBug:
-    """One task. `source` is the broken file and `fixed` the repaired one; they differ in the token `bad` → `good` of `function`.
+    """One task. `source` is the broken file and `fixed` the repaired one; they differ in one token of what `function` returns.
 
-    What only demonstrations need: `wrong_values` (other tokens of the same kind), and the other function with its token and alternatives.
+    What only demonstrations need: the right `expression`, `wrong_expressions` (neither right nor in the file), and the other function.
     """
 
     name: str
@@ -180,17 +180,14 @@ class OneBug:
     fixed: str
     check: str
     function: str
-    bad: str
-    good: str
-    wrong_values: tuple[str, ...]
+    expression: str
+    wrong_expressions: tuple[str, ...]
     other_function: str
-    other_token: str
-    other_values: tuple[str, ...]
 
     @property
     def repair(self) -> str:
         """The shell command that repairs the file."""
-        return f"sed -i '/def {self.function}/,+1s|{self.bad}|{self.good}|' {self.file}"
+        return f"sed -i '/def {self.function}/,+1s|return .*|return {self.expression}|' {self.file}"
 
     def write(self, directory: Path) -> None:
         """Write the task as a Harbor task directory. The directory must not hold another task."""
@@ -242,14 +239,14 @@ def _draw(rng: random.Random, held_out: bool) -> OneBug:
     other_arguments = rng.sample([name for name in other_kind.arguments if name not in arguments], other_kind.arity)
     other = rng.choice(other_kind.values)
 
-    neighbour = _function(other_function, other_kind, other_arguments, other.token)
+    neighbour = _function(other_function, other_kind, other_arguments, other)
     first = rng.random() < 0.5
 
-    def file_with(token: str) -> str:
-        target = _function(function, kind, arguments, token)
+    def file_with(value: Value) -> str:
+        target = _function(function, kind, arguments, value)
         return "\n\n".join([target, neighbour] if first else [neighbour, target])
 
-    source = file_with(bad.token)
+    source = file_with(bad)
     issue = f"`{function}` in {file} should return {good.words.format(*arguments)}, but it does not."
     digest = hashlib.sha1(f"{source}\0{issue}".encode(), usedforsecurity=False).hexdigest()[:10]
     return OneBug(
@@ -258,18 +255,18 @@ def _draw(rng: random.Random, held_out: bool) -> OneBug:
         issue=issue,
         file=file,
         source=source,
-        fixed=file_with(good.token),
+        fixed=file_with(good),
         check=_CHECK.format(file=file, function=function, cases=cases),
         function=function,
-        bad=bad.token,
-        good=good.token,
-        wrong_values=tuple(value.token for value in kind.values if value not in (good, bad)),
+        expression=_expression(kind, arguments, good),
+        wrong_expressions=tuple(_expression(kind, arguments, value) for value in kind.values if value not in (good, bad)),
         other_function=other_function,
-        other_token=other.token,
-        other_values=tuple(value.token for value in other_kind.values if value is not other),
     )
 
 
-def _function(name: str, kind: Kind, arguments: list[str], token: str) -> str:
-    body = kind.template.format(*arguments, op=token)
-    return f"def {name}({', '.join(arguments)}):\n    return {body}\n"
+def _expression(kind: Kind, arguments: list[str], value: Value) -> str:
+    return kind.template.format(*arguments, op=value.token)
+
+
+def _function(name: str, kind: Kind, arguments: list[str], value: Value) -> str:
+    return f"def {name}({', '.join(arguments)}):\n    return {_expression(kind, arguments, value)}\n"
