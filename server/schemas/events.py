@@ -11,6 +11,7 @@ from .states import Phase, RunState, TrialState
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """What becomes a key of a table: printable, on one line."""
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Body(BaseModel):
@@ -28,7 +29,7 @@ class StepBody(_Body):
     """A finished optimizer step. Metric names follow verl's (`actor/grad_norm`, `training/rollout_actor_probs_pearson_corr`)."""
 
     type: Literal["step"] = "step"
-    step: int
+    step: Count
     metrics: dict[Name, float]
 
 
@@ -36,10 +37,10 @@ class EvaluationBody(_Body):
     """A finished held-out evaluation, taken with the weights after `step` updates. `executed` excludes failed trials."""
 
     type: Literal["evaluation"] = "evaluation"
-    step: int
-    resolved: int
-    executed: int
-    total: int
+    step: Count
+    resolved: Count
+    executed: Count
+    total: Count
     metrics: dict[Name, float] = Field(default_factory=dict)
 
 
@@ -48,11 +49,11 @@ class GroupBody(_Body):
 
     type: Literal["group"] = "group"
     group_id: Name
-    step: int
+    step: Count
     phase: Phase
     task: Name
     harness: Name
-    size: int
+    size: Count
 
 
 class TrialBody(_Body):
@@ -64,7 +65,7 @@ class TrialBody(_Body):
     stage: Stage
     group_id: Name | None = None
     """Set by the trainer with the first event of a trial; the runner leaves it out."""
-    sample: int | None = None
+    sample: Count | None = None
 
 
 class OutcomeBody(_Body):
@@ -89,20 +90,20 @@ class CaptureBody(_Body):
     type: Literal["capture"] = "capture"
     trial_id: Name
     path: str
-    size: int
+    size: Count
     sha256: str
-    turns: int
-    branches: int
-    sampled_tokens: int
-    tool_calls: int
-    malformed_turns: int = 0
+    turns: Count
+    branches: Count
+    sampled_tokens: Count
+    tool_calls: Count
+    malformed_turns: Count = 0
 
 
 class FindingBody(_Body):
     type: Literal["finding"] = "finding"
     detector: Name
     title: str
-    step: int | None = None
+    step: Count | None = None
     evidence: list[str] = Field(default_factory=list)
 
 
@@ -126,7 +127,7 @@ class Event(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     source: Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,40}$")]
-    seq: int = Field(ge=1)
+    seq: int = Field(ge=1, lt=2**31)
     time: float
     body: EventBody
 

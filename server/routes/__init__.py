@@ -1,0 +1,1 @@
+"""One file per noun. Reading and writing are guarded by the routers' dependencies."""

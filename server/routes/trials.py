@@ -1,0 +1,44 @@
+"""Trials of a run: the list, one trial, and what was captured of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query
+
+from ..context import READ, Ctx
+from ..db.models import CaptureRow
+from ..runs.files import Missing, read_capture, run_dir
+from ..runs.trials import TrialFilter, trial_detail, trial_rows
+from ..schemas.api import TrialDetail, TrialRow
+from ..schemas.capture import CaptureRecord
+
+router = APIRouter(prefix="/api/runs/{run_id}/trials", tags=["trials"], dependencies=[READ])
+
+
+@router.get("")
+def trials(context: Ctx, run_id: str, filter: Annotated[TrialFilter, Query()]) -> list[TrialRow]:
+    """In order of step, group and sample."""
+    with context.db.read() as session:
+        return trial_rows(session, run_id, filter)
+
+
+@router.get("/{trial_id}")
+def trial(context: Ctx, run_id: str, trial_id: str) -> TrialDetail:
+    with context.db.read() as session:
+        detail = trial_detail(session, run_id, trial_id)
+    if detail is None:
+        raise HTTPException(404, f"run {run_id} has no trial {trial_id}")
+    return detail
+
+
+@router.get("/{trial_id}/capture")
+def capture(context: Ctx, run_id: str, trial_id: str) -> CaptureRecord:
+    with context.db.read() as session:
+        row = session.get(CaptureRow, (run_id, trial_id))
+    if row is None:
+        raise HTTPException(404, f"nothing was captured of trial {trial_id} of run {run_id}")
+    try:
+        return read_capture(run_dir(context.settings, run_id), row)
+    except Missing as error:
+        raise HTTPException(404, str(error)) from None

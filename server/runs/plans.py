@@ -1,0 +1,54 @@
+"""What a spec amounts to: how many trials, which evaluations, in one sentence. A run starts from a plan that was shown."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy.orm import Session
+
+from ..db.models import PlanRow
+from ..schemas.checks import Plan
+from ..schemas.runspec import Kind, RunSpec
+from ..spec import Resolved, SpecError
+from ..spec.layers import problem
+
+
+def evaluation_steps(spec: RunSpec) -> list[int]:
+    """Numbers of updates after which the held-out set is evaluated: before the first, between when asked for, after the last."""
+    every, steps = spec.trainer.evaluation.every, spec.trainer.steps
+    return [0, *(range(every, steps, every) if every else ()), steps]
+
+
+def trials_per_step(spec: RunSpec) -> int:
+    return spec.rollout.tasks_per_step * spec.rollout.group_size
+
+
+def expected_trials(spec: RunSpec) -> int:
+    return spec.trainer.steps * trials_per_step(spec) + len(evaluation_steps(spec)) * spec.trainer.evaluation.rollouts
+
+
+def make_plan(session: Session, resolved: Resolved) -> Plan:
+    """Stored under its digest; the same spec twice is the same plan. Raises SpecError for a kind of run that does not exist yet."""
+    spec = resolved.spec
+    if spec.kind is not Kind.TRAIN:
+        raise SpecError(problem("kind", f"runs of kind {spec.kind} are not there yet", "use kind: train"))
+    plan = Plan(
+        digest=resolved.digest,
+        summary=_sentence(spec),
+        spec=spec.model_dump(mode="json"),
+        provenance=resolved.provenance,
+        expected_trials=expected_trials(spec),
+    )
+    row = PlanRow(digest=plan.digest, spec=plan.spec, provenance=plan.provenance, summary=plan.summary, created=time.time())
+    session.merge(row)
+    return plan
+
+
+def _sentence(spec: RunSpec) -> str:
+    harnesses = ", ".join(f"{harness.name} {harness.version}" for harness in spec.harnesses)
+    evaluations = len(evaluation_steps(spec))
+    return (
+        f"Train {spec.model.path} inside {harnesses} on {spec.data.family or spec.data.train}: {spec.trainer.steps} steps of "
+        f"{spec.rollout.tasks_per_step} tasks × {spec.rollout.group_size} samples, {evaluations} held-out evaluations of "
+        f"{spec.trainer.evaluation.rollouts}, {expected_trials(spec)} trials in all, on the {spec.trainer.device.upper()}."
+    )
