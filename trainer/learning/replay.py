@@ -1,0 +1,73 @@
+"""Rollout routing replay (R3): train under the experts that were chosen when the tokens were sampled.
+
+A forward hook on each router swaps the chosen ids and takes their weights from the trainer's own logits, so that the router keeps its
+gradient. A row without a recorded route holds the same expert twice (by convention all zeros, which `top_k` >= 2 makes unambiguous)
+and is routed natively.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCounts:
+    """(token, layer) rows seen since the last `take`. `changed` of the `replayed` ones would have gone elsewhere by themselves."""
+
+    replayed: int
+    changed: int
+    native: int
+
+
+class RoutingReplay:
+    """Hooks on every router of a HF Qwen3-MoE model. Without routes loaded the model runs as if they were not there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        routers = [module for module in model.modules() if isinstance(module, Qwen3MoeTopKRouter)]
+        if any(router.top_k < 2 for router in routers):
+            raise ValueError("routing replay needs at least two experts per token: with one, a missing row cannot be told from expert 0")
+        self.layers = len(routers)
+        self._routes: Tensor | None = None
+        self._counts = torch.zeros(3, dtype=torch.long)
+        self._handles = [router.register_forward_hook(self._hook(layer)) for layer, router in enumerate(routers)]
+
+    def load(self, routes: Tensor | None) -> None:
+        """Routes of the next forward passes, integer [tokens, layers, top_k] in the order of the flattened input; None: all native."""
+        if routes is not None and routes.shape[1] != self.layers:
+            raise ValueError(f"routes of {routes.shape[1]} layers for a model with {self.layers} routed ones")
+        self._routes = None if routes is None else routes.long()
+
+    def take(self) -> ReplayCounts:
+        """Counts since the last call. A pass that is recomputed for its gradient counts again."""
+        counts = ReplayCounts(*self._counts.tolist())
+        self._counts.zero_()
+        return counts
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, layer: int) -> Any:
+        def swap(router: Qwen3MoeTopKRouter, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+            if self._routes is None:
+                return None
+            logits, scores, own = output
+            recorded = self._routes[:, layer]
+            if recorded.shape != own.shape:
+                raise ValueError(f"routes are {tuple(recorded.shape)}, the forward pass has {tuple(own.shape)} (tokens, experts per token)")
+            in_order = recorded.sort(-1).values
+            native = (in_order[:, 1:] == in_order[:, :-1]).any(-1, keepdim=True)
+            chosen = torch.where(native, own, recorded)
+            weights = logits.softmax(-1, dtype=torch.float).gather(-1, chosen)
+            if router.norm_topk_prob:
+                weights = weights / weights.sum(-1, keepdim=True)
+            changed = (chosen.sort(-1).values != own.sort(-1).values).any(-1)
+            self._counts += torch.stack([(~native).sum(), changed.sum(), native.sum()]).cpu()
+            return logits, weights.to(scores.dtype), chosen
+
+        return swap
