@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer
+
+from tests.trainer.scripted import ScriptedEngine
+from tests.trainer.tokenizer import make_tokenizer
+from trainer.capture.capture import Capture
+from trainer.engine.base import Sampling
+from trainer.proxy.rendering import Rendering
+from trainer.proxy.service import Proxy
+
+
+@dataclass
+class Rollout:
+    """One open rollout of a running proxy, with the official clients pointed at it."""
+
+    proxy: Proxy
+    engine: ScriptedEngine
+    id: str
+    url: str
+    key: str
+    openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
+
+    async def close(self) -> Capture:
+        return await self.proxy.close(self.id)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def rendering(tokenizer: Tokenizer) -> Rendering:
+    return Rendering(tokenizer)
+
+
+@pytest.fixture
+def engine(tokenizer: Tokenizer) -> ScriptedEngine:
+    return ScriptedEngine(tokenizer)
+
+
+@pytest.fixture
+async def proxy(engine: ScriptedEngine, rendering: Rendering) -> AsyncIterator[Proxy]:
+    proxy = Proxy(engine, rendering)
+    await proxy.start("127.0.0.1", 0)
+    yield proxy
+    await proxy.stop()
+
+
+@pytest.fixture
+def max_turns() -> int:
+    return 20
+
+
+@pytest.fixture
+def context() -> int:
+    return 20_000
+
+
+@pytest.fixture
+async def rollout(proxy: Proxy, engine: ScriptedEngine, rendering: Rendering, max_turns: int, context: int) -> AsyncIterator[Rollout]:
+    key = secrets.token_urlsafe(24)
+    sampling = Sampling(temperature=1.0, max_tokens=500, stop_token_ids=rendering.stop_token_ids)
+    url = await proxy.open("r-1", key, sampling, max_turns=max_turns, context=context, harness="test")
+    async with (
+        AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
+        AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as anthropic,
+    ):
+        yield Rollout(proxy, engine, "r-1", url, key, openai, anthropic)

@@ -1,0 +1,96 @@
+"""An engine that answers from a script and remembers what it was asked: a real implementation of `Engine`, only without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from trainer.engine.base import Generation, Sampling, StopReason
+
+LAYERS, TOP_K, EXPERTS = 2, 3, 16
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as the engine saw it, and what it answered."""
+
+    session: str
+    prompt: list[int]
+    sampling: Sampling
+    routes_from: int
+    sampled: list[int]
+    log_probs: list[float]
+    version: int
+
+
+@dataclass
+class ScriptedEngine:
+    """`script` holds sampled texts (with special tokens spelled out) or exceptions, taken in order.
+
+    Routes of a position are a function of the token there and the position, so a test can tell a shifted row. `gate`, when set, holds
+    every call until it is opened.
+    """
+
+    tokenizer: Tokenizer
+    script: list[str | Exception] = field(default_factory=list)
+    stop: StopReason = "stop"
+    version: int = 0
+    routes: bool = True
+    gate: asyncio.Event | None = None
+    calls: list[Call] = field(default_factory=list)
+    started: int = 0
+    cancelled: int = 0
+    released: list[str] = field(default_factory=list)
+    write: Callable[[], str] | None = None
+    """Makes the next text when the script is empty."""
+
+    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+        self.started += 1
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        text = self.script.pop(0) if self.script or self.write is None else self.write()
+        if isinstance(text, Exception):
+            raise text
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        stop: StopReason = self.stop
+        if len(ids) > sampling.max_tokens:
+            ids, stop = ids[: sampling.max_tokens], "length"
+        log_probs = [-0.01 * (1 + (len(self.calls) * 31 + i) % 97) for i in range(len(ids))]
+        self.calls.append(Call(session, list(prompt_ids), sampling, routes_from, ids, log_probs, self.version))
+        whole = [*prompt_ids, *ids]
+        rows = np.stack([route(whole[p], p) for p in range(routes_from, len(whole) - 1)]) if self.routes else None
+        return Generation(ids, log_probs, rows, stop, self.version)
+
+    async def release(self, session: str) -> None:
+        self.released.append(session)
+
+
+def route(token: int, position: int) -> np.ndarray:
+    """[layers, top_k] of one position."""
+    base = np.arange(LAYERS * TOP_K).reshape(LAYERS, TOP_K)
+    return ((base + 7 * token + 3 * position) % EXPERTS).astype(np.uint8)
+
+
+def call(name: str, text: str = "", **arguments: Any) -> str:
+    """A well-formed sampled turn with one tool call."""
+    return calls((name, arguments), text=text)
+
+
+def calls(*many: tuple[str, Any], text: str = "") -> str:
+    blocks = ["<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>" for name, arguments in many]
+    return "\n".join([*([text] if text else []), *blocks]) + "<|im_end|>"
+
+
+def say(text: str) -> str:
+    return text + "<|im_end|>"

@@ -1,0 +1,51 @@
+"""Why a call is not the continuation of the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from server.schemas.capture import BranchReason
+
+if TYPE_CHECKING:
+    from trainer.capture.graph import Turn
+
+
+def classify(earlier: Sequence[Turn], turn: Turn, matched: Turn | None) -> BranchReason | None:
+    """The reason why `turn` starts a branch, None when it extends one.
+
+    `matched` is the turn that the request's messages led to. The turn that is left behind is marked with the same reason: whichever of
+    the two sides becomes the side branch, it knows why.
+    """
+    if not earlier:
+        return BranchReason.ROOT
+    if all(other.thread != turn.thread for other in earlier):
+        return BranchReason.SUB_AGENT
+    history = turn.turns()[:-1]
+    behind = history[-1] if history else None
+    if behind is not None and not behind.continued:
+        return None
+    rival = next((o for o in reversed(earlier) if o.thread == turn.thread and (behind is None or behind in o.turns()[:-1])), None)
+    if rival is None:  # another thread went on from here first
+        return BranchReason.SUB_AGENT
+    line = rival.turns()
+    left = line[0] if behind is None else line[line.index(behind) + 1]
+    reason = _reason(turn, rival, behind, matched)
+    abandoned = rival if reason is BranchReason.MALFORMED_TURN else left
+    abandoned.abandoned = abandoned.abandoned or reason
+    return reason
+
+
+def _reason(turn: Turn, rival: Turn, behind: Turn | None, matched: Turn | None) -> BranchReason:
+    if rival.call == turn.call:
+        return BranchReason.RETRY
+    if matched is not behind:
+        return BranchReason.TEMPLATE_STRIP
+    if rival.parent in turn.path():  # everything before the newest turn is still there, the turn itself is not
+        return BranchReason.MALFORMED_TURN
+    if behind is not None:
+        return BranchReason.HISTORY_EDITED
+    mine, theirs = turn.path(), rival.path()
+    if mine[1].message != theirs[1].message:
+        return BranchReason.SUB_AGENT
+    return BranchReason.COMPACTION if mine[0] is theirs[0] else BranchReason.TOOLS_CHANGED

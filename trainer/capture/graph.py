@@ -1,0 +1,217 @@
+"""The capture of one rollout: a graph of messages whose nodes own tokens.
+
+Invariant: concatenating `ids` from a root to a turn gives exactly the prompt ids and the sampled ids of that turn's model call. A node
+owns only the tokens it added, so a history shared by many calls is stored once, and a token has one mask, one log-probability, one row
+of expert routes and one policy version, whatever the number of branches that run through it.
+
+A node stands for one message. Children are found by message key, then told apart by token identity: the same message may render
+differently (a tool result alone, or followed by another one in the same block). Different tool lists start different roots, because
+the tools are rendered in front of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from server.schemas.capture import BranchReason
+from trainer.capture import branches
+from trainer.capture.message import Key, Message
+from trainer.capture.request import Request
+from trainer.engine.base import Generation, StopReason
+
+ROOT = Message("system", "")
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A message in its context. `routes` is [len(ids), layers, top_k] once any row is known; `routed` says which rows are."""
+
+    message: Message
+    parent: Node | None
+    """None for a root, which owns no token."""
+    ids: np.ndarray
+    routed: np.ndarray = field(init=False)
+    routes: np.ndarray | None = None
+    children: dict[Key, list[Node]] = field(default_factory=dict)
+    start: int = field(init=False)
+    """Absolute position of the first id."""
+
+    def __post_init__(self) -> None:
+        self.start = 0 if self.parent is None else self.parent.end
+        self.routed = np.zeros(len(self.ids), bool)
+        if self.parent is not None:
+            self.parent.children.setdefault(self.message.key, []).append(self)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+    def path(self) -> list[Node]:
+        """Nodes from the root to this one."""
+        nodes, node = [self], self.parent
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def turns(self) -> list[Turn]:
+        """Turns on the path, this one included."""
+        return [node for node in self.path() if isinstance(node, Turn)]
+
+
+@dataclass(eq=False, slots=True)
+class Turn(Node):
+    """A sampled assistant message: `scaffold` ids of generation prompt that the proxy sent, then the sampled ids."""
+
+    index: int = 0
+    """Order of completion within the rollout."""
+    call: Key = ()
+    """Thread, tools and messages of the request. Turns with the same one are samples of which the client can have kept only one."""
+    thread: str = ""
+    tools: Key = ()
+    scaffold: int = 0
+    log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    version: int = 0
+    stop: StopReason = "stop"
+    malformed: int = 0
+    prompt_tokens: int = 0
+    diverged: BranchReason | None = None
+    """Why this turn is not the continuation of the call before it in its thread; None when it is."""
+    abandoned: BranchReason | None = None
+    """Why a later call went on without this turn."""
+    continued: bool = False
+    """A later turn has this one in its context."""
+    sent: bool = False
+    """The whole answer was written to a client that was there."""
+    returned: bool = False
+    """A later request holds this turn: delivery is proven."""
+
+    @property
+    def sampled(self) -> np.ndarray:
+        return self.ids[self.scaffold :]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest path of nodes equal to a request's messages: `turn` is the last turn on it and ends message `position` - 1,
+    `matched` is the number of messages on the path."""
+
+    turn: Turn | None
+    position: int
+    matched: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model call hangs: behind `node`, with `scaffold` ids of generation prompt."""
+
+    node: Node
+    scaffold: list[int]
+
+    def prompt(self) -> list[int]:
+        ids: list[int] = np.concatenate([n.ids for n in self.node.path()]).tolist()
+        return ids + self.scaffold
+
+    def routes_from(self) -> int:
+        """First position without a row of routes: the last sampled token of the turn before, unless an earlier row is missing."""
+        for node in self.node.path():
+            if not node.routed.all():
+                return node.start + int(np.argmin(node.routed))
+        return self.node.end
+
+
+class Graph:
+    """Grows by `place` (what a request adds) and `add_turn` (what the engine sampled); nothing is ever removed or changed."""
+
+    def __init__(self) -> None:
+        self.roots: dict[Key, Node] = {}
+        self.turns: list[Turn] = []
+
+    def nodes(self) -> Iterator[Node]:
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(child for siblings in node.children.values() for child in siblings)
+
+    def locate(self, request: Request) -> Match:
+        """Follow the messages from the root of the request's tools.
+
+        Of several turns at one depth (equal texts) the newest of the request's thread wins.
+        """
+        root = self.roots.get(request.tools_key)
+        frontier: list[Node] = [root] if root else []
+        match = Match(None, 0, 0)
+        for i, message in enumerate(request.messages):
+            frontier = [child for node in frontier for child in node.children.get(message.key, ())]
+            if not frontier:
+                break
+            turns = [node for node in frontier if isinstance(node, Turn)]
+            best = max(turns, key=lambda turn: (turn.thread == request.thread, turn.index)) if turns else match.turn
+            match = Match(best, i + 1 if turns else match.position, i + 1)
+        return match
+
+    def place(self, request: Request, ids: Sequence[int], ends: Sequence[int], behind: Match | None) -> Place:
+        """Hang the messages behind a matched turn (all of them when None) into the graph, reusing nodes of equal message and ids.
+
+        `ids` start where `behind` ends and `ends` cut them at message ends; what follows the last end is the generation prompt.
+        """
+        node: Node | None = behind.turn if behind else None
+        messages = request.messages[behind.position if behind else 0 :]
+        node = node or self.roots.setdefault(request.tools_key, Node(ROOT, None, np.zeros(0, np.int32)))
+        fresh, base = np.asarray(ids, np.int32), node.end
+        for message, end in zip(messages, ends, strict=True):
+            at = node.end - base
+            known = (c for c in node.children.get(message.key, ()) if np.array_equal(fresh[at : at + len(c.ids)], c.ids))
+            node = next(known, None) or Node(message, node, fresh[at : max(at, end)].copy())
+        return Place(node, fresh[node.end - base :].tolist())
+
+    def add_turn(
+        self, place: Place, message: Message, generation: Generation, request: Request, *, malformed: int, matched: Turn | None
+    ) -> Turn:
+        """`matched` is the turn that `locate` found for the request, which the path does not hold when the history was re-rendered."""
+        turn = Turn(
+            message,
+            place.node,
+            np.asarray(place.scaffold + generation.token_ids, np.int32),
+            index=len(self.turns),
+            call=request.call,
+            thread=request.thread,
+            tools=request.tools_key,
+            scaffold=len(place.scaffold),
+            log_probs=np.asarray(generation.log_probs, np.float32),
+            version=generation.version,
+            stop=generation.stop_reason,
+            malformed=malformed,
+            prompt_tokens=place.node.end + len(place.scaffold),
+        )
+        turn.diverged = branches.classify(self.turns, turn, matched)
+        for before in turn.turns()[:-1]:
+            before.continued = True
+        self.turns.append(turn)
+        return turn
+
+
+def store_routes(turn: Turn, routes: np.ndarray, first: int) -> bool:
+    """Attribute rows for positions `first … turn.end - 2` to the nodes on the path.
+
+    Rows already known stay. False, and nothing stored, when the number of rows is not the one that the positions ask for: rows are
+    dropped rather than shifted. The last sampled token has no row until a later call's prefill brings it.
+    """
+    if len(routes) != turn.end - 1 - first:
+        return False
+    for node in reversed(turn.path()):
+        low, high = max(node.start, first), min(node.end, turn.end - 1)
+        if low < high:
+            if node.routes is None:
+                node.routes = np.zeros((len(node.ids), *routes.shape[1:]), routes.dtype)
+            here = slice(low - node.start, high - node.start)
+            missing = ~node.routed[here]
+            node.routes[here][missing] = routes[low - first : high - first][missing]
+            node.routed[here] = True
+        if node.start <= first:
+            break
+    return True

@@ -1,0 +1,59 @@
+"""Messages in the one form that the graph compares and the renderer reads. Dialects translate into it and out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`arguments` is the JSON value, or the raw text when the client re-sent something that is no JSON."""
+
+    id: str
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`key` is what two messages are compared by, on which the path search of the graph rests.
+
+    System, user and tool messages compare exactly. An assistant message is named by the complete ordered list of its tool-call ids and
+    function names: harnesses re-serialise and edit arguments and move text, but every one of them returns the ids as they were minted.
+    A text-only turn has no id in chat APIs and compares by its text without surrounding white space.
+    """
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    reasoning: str | None = None
+    key: Key = field(init=False)
+
+    def __post_init__(self) -> None:
+        key: Key
+        if self.role != "assistant":
+            key = (self.role, self.tool_call_id, self.content)
+        elif self.tool_calls:
+            key = ("calls", *((call.id, call.name) for call in self.tool_calls))
+        else:
+            key = ("text", self.content.strip())
+        object.__setattr__(self, "key", key)
+
+    def wire(self) -> dict[str, Any]:
+        """The message as `renderers` reads it (OpenAI chat form, arguments as values)."""
+        body: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            body["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id:
+            body["tool_call_id"] = self.tool_call_id
+        if self.reasoning is not None:
+            body["reasoning_content"] = self.reasoning
+        return body

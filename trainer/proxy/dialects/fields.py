@@ -1,0 +1,123 @@
+"""Reading untrusted bodies: every accessor names the field in its error. Also the normal form that both dialects share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trainer.capture.message import Message
+from trainer.proxy.refusal import Reason, Refusal
+
+MAX_DEPTH = 64
+MAX_ITEMS = 20_000
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+
+
+def wrong(where: str, expected: str) -> Refusal:
+    return Refusal(Reason.BAD_REQUEST, f"{where} must be {expected}")
+
+
+def an_object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong(where, "an object")
+    return value
+
+
+def a_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise wrong(where, f"a list of at most {MAX_ITEMS} items")
+    return value
+
+
+def a_string(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise wrong(where, "a string")
+    return value
+
+
+def a_count(value: Any, where: str) -> int | None:
+    """A positive integer, or None when the field is absent."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise wrong(where, "a positive integer")
+    return value
+
+
+def load(raw: bytes) -> Any:
+    """Parse a body. Raises Refusal for anything that is no JSON of bounded depth; lone surrogates become U+FFFD."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(Reason.BAD_REQUEST, f"the body is not valid JSON: {str(error)[:200]}") from None
+    if _deep(body):
+        raise Refusal(Reason.BAD_REQUEST, f"the body is nested deeper than {MAX_DEPTH} levels")
+    return _without_surrogates(body) if b"\\ud" in raw or b"\\uD" in raw else body
+
+
+def arguments(text: str) -> Any:
+    """Re-sent arguments as a value when they are a JSON object, else the text itself."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict) or _deep(value):
+        return text
+    return _without_surrogates(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """One system message in front; a later one becomes a reminder beside the user message that it follows.
+
+    Claude Code 2.1 puts role=system inside the list, which chat templates reject. Moving it to the front would rewrite the prefix of
+    every earlier call.
+    """
+    folded: list[Message] = []
+    for message in messages:
+        last = folded[-1] if folded else None
+        if message.role != "system" or last is None:
+            folded.append(message)
+        elif last.role == "system":
+            folded[-1] = Message("system", join([last.content, message.content]))
+        else:
+            text = message.content if message.content.startswith("<system-reminder>") else REMINDER.format(message.content)
+            if last.role == "user":
+                folded[-1] = Message("user", join([last.content, text]))
+            else:
+                folded.append(Message("user", text))
+    return tuple(folded)
+
+
+def join(texts: Iterable[str]) -> str:
+    """Text blocks as one string. A single block equals the plain string, because harnesses switch between the two forms."""
+    return "\n".join(texts)
+
+
+def sse(data: Any, event: str = "") -> str:
+    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+    return f"event: {event}\ndata: {text}\n\n" if event else f"data: {text}\n\n"
+
+
+def _deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]  # fmt: skip
+        if not level:
+            return False
+    return True
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value

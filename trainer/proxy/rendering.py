@@ -1,0 +1,145 @@
+"""Messages to token ids and sampled ids to messages, through `renderers`: no pattern is matched against rendered text, and sampled
+text is never tokenised again.
+
+A turn is continued by `bridge`, which takes only what the last turn added (its generation prompt and its sampled ids), so its cost does
+not grow with the conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from renderers import Qwen3RendererConfig, create_renderer
+from renderers.base import ParsedToolCall, RenderedTokens, ToolCallParseStatus
+from tokenizers import Tokenizer
+
+from trainer.capture.message import Message
+
+Tools = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """New token ids behind what is already known. `ids[ends[i-1]:ends[i]]` belong to message i; what follows the last end is the
+    generation prompt."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One tool call that can be handed to a harness: a name and strict JSON arguments (usually an object)."""
+
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a sampled turn says. Blocks that are no call (`malformed` of them) stay visible at the end of `text`."""
+
+    text: str
+    reasoning: str | None
+    calls: tuple[ParsedCall, ...]
+    malformed: int
+
+
+class Rendering:
+    """One model family's chat format over one tokenizer. Stateless, so all rollouts share it."""
+
+    def __init__(self, tokenizer: Tokenizer, *, thinking: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._renderer: Any = create_renderer(_Adapter(tokenizer), Qwen3RendererConfig(enable_thinking=thinking, thinking_retention="all"))
+        self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+
+    @classmethod
+    def load(cls, model_dir: Path | str, *, thinking: bool = False) -> Rendering:
+        """From `tokenizer.json` of a transformers checkpoint.
+
+        Raises FileNotFoundError without the file, AssertionError (from `renderers`) when a special token of the family is missing.
+        """
+        path = Path(model_dir) / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the policy's directory must hold a fast tokenizer")
+        return cls(Tokenizer.from_file(str(path)), thinking=thinking)
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
+        """A whole conversation with the generation prompt. Raises ValueError when there is no message."""
+        rendered = self._renderer.render([message.wire() for message in messages], tools=tools or None, add_generation_prompt=True)
+        return _split(rendered, 0, len(messages))
+
+    def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
+        """What `messages` add behind a sampled turn; None when the renderer cannot prove that the turn's ids stay as they are."""
+        known = generation_prompt + sampled
+        rendered = self._renderer.bridge_to_next_turn(
+            generation_prompt, sampled, [message.wire() for message in messages], tools=tools or None
+        )
+        if rendered is None or rendered.token_ids[: len(known)] != known:
+            return None
+        return _split(rendered, len(known), len(messages))
+
+    def parse(self, generation_prompt: list[int], sampled: list[int], tools: Tools) -> Parsed:
+        try:
+            parsed = self._renderer.parse_response(sampled, tools=tools or None, prompt_ids=generation_prompt)
+        except (ValueError, RecursionError):  # a number of thousands of digits, or nesting deeper than the stack: no JSON for anybody
+            return Parsed(self.decode(sampled), None, (), 1)
+        calls, broken = [], []
+        for call in parsed.tool_calls:
+            if _usable(call):
+                calls.append(ParsedCall(call.name, call.arguments))
+            else:
+                broken.append(self.decode(sampled[slice(*call.token_span)]) if call.token_span else call.raw)
+        text = "\n".join(part for part in (parsed.content, *broken) if part)
+        return Parsed(text, parsed.reasoning_content, tuple(calls), len(broken))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _usable(call: ParsedToolCall) -> bool:
+    """The parser's `ok` means JSON with a name; a name that is no text or a NaN would break the client's own parser."""
+    if call.status != ToolCallParseStatus.OK or not isinstance(call.name, str):
+        return False
+    try:
+        call.name.encode()
+        json.dumps(call.arguments, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _split(rendered: RenderedTokens, known: int, count: int) -> Rendered:
+    """Cut the new ids at message ends. Scaffold between messages (index -1) goes to the message that follows it."""
+    ends, last = [0] * count, 0
+    for position, index in enumerate(rendered.message_indices[known:], start=1):
+        if index >= 0:
+            ends[index] = position
+    for i, end in enumerate(ends):
+        ends[i] = last = max(last, end)
+    return Rendered(rendered.token_ids[known:], ends)
+
+
+class _Adapter:
+    """The tokenizer surface that `renderers` asks for, without the import of transformers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path = "local"
+        self.unk_token_id: int | None = None
+        self.eos_token_id: int | None = tokenizer.token_to_id("<|im_end|>")
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
