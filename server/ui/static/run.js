@@ -15,6 +15,7 @@ for (const name of ["--accent", "--good", "--bad", "--quiet", "--line", "--dim"]
 
 const axis = (extra) => ({ stroke: inks["--dim"], grid: { stroke: inks["--line"], width: 1 }, ticks: { show: false }, font: "12px system-ui", ...extra });
 const whole = (_, splits) => splits.map((v) => (Number.isInteger(v) ? String(v) : ""));
+const plain = (_, splits) => splits.map((v) => String(Number(v.toPrecision(7))));
 const percent = (_, splits) => splits.map((v) => `${Math.round(v * 100)} %`);
 
 function base(element, height) {
@@ -87,7 +88,7 @@ function metricChart(element, data) {
   return new uPlot({
     ...base(element, 200),
     scales: { x: { time: false, range: [0.3, Math.max(data.steps_expected, 1) + 0.7] } },
-    axes: [axis({ values: whole }), axis({ size: 72 })],
+    axes: [axis({ values: whole }), axis({ values: plain, size: 84 })],
     series: [{}, { stroke: inks["--accent"], width: 2, points: { show: true, size: 5, fill: inks["--accent"] } }],
   }, [[], []], element);
 }

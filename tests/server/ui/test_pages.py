@@ -1,0 +1,89 @@
+"""The Live UI as a person meets it: in a browser, over a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from server.schemas.datadir import DataDir
+
+from .conftest import ARTIFACTS
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def page(browser: Browser, server: str) -> Page:
+    page = browser.new_page(base_url=server, viewport={"width": 1240, "height": 1400})
+    page.on("pageerror", lambda error: pytest.fail(f"script error: {error}"))
+    page.on("console", lambda message: message.type == "error" and pytest.fail(f"console: {message.text}"))
+    page.on("request", lambda request: request.url.startswith((server, "data:")) or pytest.fail(f"asked for {request.url}"))
+    return page
+
+
+def shot(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=True)
+
+
+def test_the_list_leads_to_a_run(page: Page) -> None:
+    page.goto("/")
+    shot(page, "runs")
+    expect(page.locator("table")).to_contain_text("5 / 12")
+    page.get_by_role("link", name="demo").click()
+    expect(page.locator("h1")).to_contain_text("demo")
+
+
+def test_a_run_shows_curves_and_the_forming_step_and_stays_current(page: Page, append: Callable[[list[dict[str, Any]]], None]) -> None:
+    page.goto("/runs/r1")
+    expect(page.locator("#forming")).to_contain_text("Step 6: 40/64 trials, 10 failed: sandbox_setup")
+    expect(page.locator("body[data-drawn='6']")).to_be_attached()
+    assert page.locator("canvas").count() == 3
+    expect(page.locator("#metric-key")).to_have_value("training/rollout_actor_probs_pearson_corr")
+    shot(page, "run")
+    group = {"type": "group", "group_id": "late", "step": 7, "phase": "train", "task": "t", "harness": "mini-swe-agent", "size": 1}
+    trial = {"type": "trial", "trial_id": "late-0", "state": "queued", "stage": "queued", "group_id": "late", "sample": 0}
+    outcome = {"type": "outcome", "trial_id": "late-0", "outcome": {"kind": "scored", "reward": 1, "termination": "completed"}}
+    evaluation = {"type": "evaluation", "step": 6, "resolved": 60, "executed": 95, "total": 96}
+    append([group, trial, outcome, {"type": "step", "step": 6, "metrics": {"actor/grad_norm": 0.3}}, evaluation])
+    expect(page.locator("body[data-drawn='7']")).to_be_attached(timeout=10_000)
+    expect(page.locator("#live")).to_contain_text("62%")  # 60 of 96, by itself
+    page.locator("#metric-key").select_option("actor/grad_norm")
+    shot(page, "run-later")
+
+
+def test_trials_lead_to_their_turns_and_nothing_a_policy_wrote_runs(page: Page) -> None:
+    page.goto("/runs/r1")
+    page.locator("nav.filters").get_by_text("2", exact=True).click()
+    page.get_by_role("link", name="s002-t0-7").click()
+    expect(page.locator(".problem")).to_contain_text("no space left <script>")
+    expect(page.locator("pre.sampled").first).to_contain_text('bash {"command": "cat cart.py"}')
+    assert page.title() == "s002-t0-7 · lego-rl"
+    assert page.locator("pre img, .problem img").count() == 0
+    shot(page, "trial")
+
+
+def test_a_person_signs_in_and_confirms_a_finding(page: Page, data: DataDir) -> None:
+    page.goto("/runs/r1")
+    finding = page.locator("#findings .turn")
+    expect(finding).to_contain_text("Trials fail with sandbox_setup")
+    expect(finding).to_contain_text("trial:s002-t0-6")
+    page.get_by_role("link", name="sign in").click()
+    page.get_by_label("token").fill(data.token.read_text().strip())
+    page.get_by_role("button").click()
+    page.goto("/runs/r1")
+    page.get_by_label("note").fill("the disk was full")
+    page.get_by_role("button", name="confirm").click()
+    expect(finding.locator(".badge")).to_have_text("confirmed")
+    page.reload()
+    expect(page.locator("#findings .note")).to_have_text("the disk was full")
+    shot(page, "finding")
+
+
+@pytest.mark.parametrize("path", ["/runs/none", "/runs/none/live", "/runs/none/series.json", "/runs/r1/trials/none", "/runs/..%2F..%2Fetc"])
+def test_what_does_not_exist_is_said(browser: Browser, server: str, path: str) -> None:
+    answer = browser.new_page().request.get(server + path)
+    assert answer.status == 404 and "detail" in answer.json()
