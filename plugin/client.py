@@ -38,7 +38,7 @@ def find_server(data: DataDir) -> ServerFile:
     """Where the server of a data directory says it listens. Raises ServerAbsent; whether it still does, only a request tells."""
     try:
         return ServerFile.model_validate_json(data.server_file.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ServerAbsent(f"no server is running on {data.root}: run `rl up`") from None
     except (OSError, ValidationError):
         raise ControlError(f"cannot read {data.server_file}: run `rl up` again, or name the server with --url") from None
@@ -47,7 +47,7 @@ def find_server(data: DataDir) -> ServerFile:
 def read_token(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ServerAbsent(f"no token at {path}: the server writes it when it first starts; run `rl up` or give --token-file") from None
     except OSError as error:
         raise ControlError(f"cannot read the token {path}: {error.strerror}; run as the user who owns it or give --token-file") from None

@@ -21,7 +21,7 @@ def spec_request(source: str, overrides: dict[str, Any], base: Path) -> SpecRequ
     Paths are relative to `base`. Raises ControlError when the file cannot be read as a YAML mapping.
     """
     if not ("/" in source or source.endswith((".yaml", ".yml", ".json"))):
-        return SpecRequest(document={"extends": source}, overrides=overrides, base=str(base))
+        return SpecRequest(document={"extends": source}, overrides=overrides, base=str(base) if overrides else "")
     path = base / source
     try:
         document = yaml.safe_load(path.read_text())
