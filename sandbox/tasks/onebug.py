@@ -118,7 +118,8 @@ import os, sys
 FILE, FUNCTION = {file!r}, {function!r}
 CASES = {cases!r}
 CALL = """
-import sys
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 path, function, inputs = sys.argv[1:]
 space = {{"__name__": "graded"}}
 with open(path, encoding="utf-8") as source:
