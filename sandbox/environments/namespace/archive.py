@@ -1,0 +1,117 @@
+"""Tar archives on the host's side. What comes out of a sandbox is data: no link in it is followed or made, no device, no path upwards."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from .transfer import OPAQUE, WHITEOUT
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path that differs from the pristine tree, relative to the work directory. `data` is a file's content or a link's target."""
+
+    path: str
+    kind: Literal["file", "link", "directory", "deleted"]
+    mode: int = 0
+    data: bytes = b""
+
+
+def pack(source: Path, target: str) -> tuple[bytes, str]:
+    """A tar of a file (named as `target`'s last component) or of a directory's content, and the directory where it belongs."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        if source.is_dir():
+            for child in sorted(source.iterdir()):
+                tar.add(child, child.name)
+            return output.getvalue(), target
+        where = PurePosixPath(target)
+        tar.add(source.resolve(), where.name)
+    return output.getvalue(), str(where.parent)
+
+
+def extract(data: bytes, target: Path) -> list[str]:
+    """Write an archive made by `transfer.pack`; returns the names that were left out.
+
+    An archive of one file without a directory becomes the file `target` when `target` is not a directory.
+    """
+    skipped = []
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        members = tar.getmembers()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for member in members:
+            if not (member.isreg() or member.isdir()) or not _is_inside(member.name):
+                skipped.append(member.name)
+                continue
+            path = target / member.name
+            if member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, _content(tar, member), member.mode & 0o777 | 0o600)
+    return skipped
+
+
+def changes(data: bytes, pristine: Path | None) -> list[Change]:
+    """The changes in an upper layer packed by `transfer.pack`, against the pristine tree; what was only touched is left out."""
+    found: dict[str, Change] = {}
+    opaque: list[str] = []
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        for member in tar:
+            name = member.name
+            if WHITEOUT in member.pax_headers:
+                found[name] = Change(name, "deleted")
+            elif member.isdir():
+                found[name] = Change(name, "directory", member.mode)
+                opaque += [name] if OPAQUE in member.pax_headers else []
+            elif member.issym():
+                found[name] = Change(name, "link", data=os.fsencode(member.linkname))
+            elif member.isreg():
+                found[name] = Change(name, "file", member.mode, _content(tar, member))
+    if pristine is None:
+        return list(found.values())
+    for name in opaque:
+        for hidden in _names_below(pristine, name):
+            found.setdefault(hidden, Change(hidden, "deleted"))
+    return sorted((change for change in found.values() if change != _original(pristine, change.path)), key=lambda change: change.path)
+
+
+def _original(pristine: Path, name: str) -> Change:
+    """The pristine tree's own entry; the tree is the host's, only the name comes from the sandbox, without a component `..`."""
+    path = pristine / name
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Change(name, "deleted")
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        return Change(name, "link", data=os.fsencode(path.readlink()))
+    if stat.S_ISDIR(status.st_mode):
+        return Change(name, "directory", mode)
+    return Change(name, "file", mode, path.read_bytes())
+
+
+def _names_below(pristine: Path, name: str) -> list[str]:
+    return [str(path.relative_to(pristine)) for path in (pristine / name).rglob("*")] if (pristine / name).is_dir() else []
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return file.read() if file is not None else b""
+
+
+def _is_inside(name: str) -> bool:
+    return not name.startswith("/") and ".." not in name.split("/")
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with open(fd, "wb") as file:  # noqa: PTH123 -- a descriptor has no path
+        file.write(data)

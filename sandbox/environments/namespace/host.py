@@ -1,0 +1,140 @@
+"""The asyncio side of the spawner: starts it, makes sandboxes through it, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from . import owner
+from .channel import Channel, SandboxError
+from .preflight import problems
+from .sandbox import Sandbox
+from .spec import OPEN_FILES, LimitsMode, Mode, SandboxSpec
+
+_BOOT = """
+import json, sys
+sys.path.append(sys.argv[1])
+from sandbox.environments.namespace.spawner import main
+main(*json.loads(sys.argv[2]))
+"""
+_ROOT = str(Path(__file__).parents[3])
+_START_S = 20
+_CREATE_S = 60
+
+
+class Host:
+    """A running spawner. Use `async with Host.open(base_dir) as host`, or `start` and `stop`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode) -> None:
+        self._process = process
+        self._channel = channel
+        self._state = state
+        self.mode: Mode = mode
+        self.limits_mode: LimitsMode = limits_mode
+
+    @classmethod
+    async def start(cls, base: Path, mode: Mode | None = None) -> Host:
+        """Sweep `base` (see `owner.sweep`) and start a spawner with its state below it.
+
+        `mode` is `rootful` for root and `rootless` for anyone else unless given. Raises SandboxError with what to do when this machine cannot
+        run sandboxes in that mode.
+        """
+        mode = mode or ("rootful" if os.geteuid() == 0 else "rootless")
+        if found := problems(mode):
+            raise SandboxError("; ".join(found))
+        await asyncio.to_thread(owner.sweep, base)
+        state, record = owner.claim(base)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                arguments = json.dumps([theirs.fileno(), str(state), mode == "rootless", record])
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", "-c", _BOOT, _ROOT, arguments),
+                    pass_fds=(theirs.fileno(), record),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env={},
+                    start_new_session=True,
+                )
+            finally:
+                os.close(record)
+        channel = Channel(ours, "the sandbox spawner")
+        try:
+            async with asyncio.timeout(_START_S):
+                message, _ = await channel.hello.started
+        except (SandboxError, TimeoutError) as error:
+            channel.close()
+            await process.wait()
+            owner.remove(state)
+            raise SandboxError(f"cannot start the sandbox spawner: {error or 'no answer'}") from error
+        return cls(process, channel, state, mode, message["limits"])
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, base: Path, mode: Mode | None = None) -> AsyncIterator[Host]:
+        host = await cls.start(base, mode)
+        try:
+            yield host
+        finally:
+            await host.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox; it is ready when this returns. Raises SandboxError; nothing is left behind then."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control = Channel(ours, "the sandbox")
+        request = self._request(spec)
+        with theirs:
+            creating = asyncio.ensure_future(self._channel.ask(request, (theirs.fileno(),)))
+            try:
+                async with asyncio.timeout(_CREATE_S):
+                    message, _ = await asyncio.shield(creating)
+            except BaseException:
+                control.close()
+                if not creating.done():
+                    creating.add_done_callback(self._abandon)
+                raise
+        return Sandbox(self._channel, control, spec, self.mode, self.limits_mode, message, request["rlimits"])
+
+    def _abandon(self, creating: asyncio.Future[tuple[dict[str, object], list[int]]]) -> None:
+        """A creation that nobody waits for any more finished: undo it."""
+        if not creating.cancelled() and creating.exception() is None:
+            number = creating.result()[0]["sandbox"]
+            self._undoing = asyncio.ensure_future(self._channel.call({"op": "destroy", "sandbox": number}))
+
+    def _request(self, spec: SandboxSpec) -> dict[str, Any]:
+        limits = spec.limits
+        rlimits = {"CORE": 0, "CPU": limits.cpu_s, "FSIZE": limits.disk_mb << 20, "NOFILE": OPEN_FILES}
+        if self.limits_mode == "rlimit":
+            rlimits |= {"DATA": limits.memory_mb << 20, "NPROC": limits.processes + 1}
+        python = (sys.base_prefix, sys.base_prefix)
+        mounts = [(str(mount.source.resolve()), mount.at) for mount in spec.mounts]
+        inside_usr = sys.base_prefix == "/usr" or sys.base_prefix.startswith("/usr/")
+        return {
+            "op": "create",
+            "workspace": str(spec.workspace.resolve()) if spec.workspace else None,
+            "workdir": spec.workdir,
+            "mounts": mounts if inside_usr else [python, *mounts],
+            "directories": [(directory.path, directory.owner, directory.mode) for directory in spec.directories],
+            "memory_mb": limits.memory_mb,
+            "processes": limits.processes,
+            "cpu_s": limits.cpu_s,
+            "disk_mb": limits.disk_mb,
+            "rlimits": rlimits,
+        }
+
+    async def stop(self) -> None:
+        """End every sandbox and the spawner, and remove the state directory."""
+        self._channel.close()
+        await self._process.wait()
+        if self._state.exists():
+            await asyncio.to_thread(owner.sweep, self._state.parent)

@@ -1,0 +1,196 @@
+"""A running sandbox, from asyncio: start processes, move files, open and close the gate, kill, collect, destroy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import archive
+from .archive import Change
+from .channel import Call, Channel, SandboxError, SandboxLost
+from .enter import ForkTarget
+from .gate import Gate
+from .pipes import Collector, memory_file
+from .spec import DEFAULT_ENV, OPEN_FILES, ExecResult, LimitsMode, Mode, SandboxSpec, UsageReport, User
+
+GATE_PORT = 8000
+_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+_KILL_S = 10
+_TRANSFER_S = 60
+
+
+class Sandbox:
+    """Made by `Host.create`. After `kill` only `usage`, `changes` and `destroy` work."""
+
+    def __init__(
+        self,
+        spawner: Channel,
+        control: Channel,
+        spec: SandboxSpec,
+        mode: Mode,
+        limits_mode: LimitsMode,
+        created: dict[str, Any],
+        rlimits: dict[str, int],
+    ) -> None:
+        self._spawner = spawner
+        self._control = control
+        self._number = created["sandbox"]
+        self._cgroups = tuple(created["cgroups"])
+        self._rlimits = rlimits
+        self._gate: Gate | None = None
+        self.spec = spec
+        self.mode = mode
+        self.limits_mode = limits_mode
+        self.uid: int = created["uid"]
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: User = "agent",
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+        max_output: int | None = None,
+    ) -> ExecResult:
+        """Run a command (a str by the shell) to its end. Processes that it leaves behind live on until `kill`.
+
+        `env` is added to `spec.DEFAULT_ENV`; `max_output` bounds each stream in bytes (default: the limits of the spec). After `timeout_s` or
+        when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it cannot
+        start a process (for one, at its process limit).
+        """
+        argv = [_SHELL, "-c", command] if isinstance(command, str) else list(command)
+        request = {"op": "exec", "argv": argv, "env": {**DEFAULT_ENV, **(env or {})}, "cwd": cwd or self.spec.workdir, "user": user}
+        limit = max_output if max_output is not None else self.spec.limits.output_kb << 10
+        return await self._run(request, timeout_s, stdin, (limit, limit))
+
+    async def _run(self, request: dict[str, Any], timeout_s: float | None, stdin: bytes | None, limits: tuple[int, int]) -> ExecResult:
+        source = memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        out, err = Collector(limits[0]), Collector(limits[1])
+        timed_out = False
+        call: Call | None = None
+        try:
+            try:
+                call = await self._control.call(request, (source, out.writer, err.writer))
+            finally:
+                os.close(source)
+                out.started()
+                err.started()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await call.started
+                    status = await asyncio.shield(call.done)
+            except TimeoutError:
+                timed_out = True
+                status = await self._stop(call)
+        except asyncio.CancelledError:
+            if call is not None:
+                await self._stop(call)
+            raise
+        finally:
+            stdout, stderr = out.finish(), err.finish()
+        return ExecResult(stdout, stderr, os.waitstatus_to_exitcode(status), timed_out, out.truncated or err.truncated)
+
+    async def _stop(self, call: Call) -> int:
+        """SIGKILL to the process group of a call, and its status."""
+        await self._control.ask({"op": "kill", "target": call.number})
+        try:
+            async with asyncio.timeout(_KILL_S):
+                return await asyncio.shield(call.done)
+        except TimeoutError:
+            raise SandboxError(f"a process of the sandbox did not end within {_KILL_S} s after SIGKILL") from None
+
+    async def open_gate(self, host: str, port: int) -> str:
+        """Let the sandbox reach one address of the host, at the URL that this returns; everything else stays unreachable."""
+        if self._gate is not None:
+            raise SandboxError("the gate of this sandbox is open already")
+        _, descriptors = await self._control.ask({"op": "listen", "port": GATE_PORT})
+        gate = Gate(socket.socket(fileno=descriptors[0]), host, port)
+        await gate.open()
+        self._gate = gate
+        return f"http://127.0.0.1:{GATE_PORT}"
+
+    async def close_gate(self) -> None:
+        """End all egress, open connections too. Does nothing when no gate is open."""
+        if self._gate is not None:
+            gate, self._gate = self._gate, None
+            await gate.close()
+
+    async def fork_target(self) -> ForkTarget:
+        """What `enter.fork_into` needs to place a forked process here. The caller closes it."""
+        message, descriptors = await self._control.ask({"op": "namespaces"})
+        namespaces = dict(zip(message["namespaces"], descriptors, strict=True))
+        return ForkTarget(namespaces, self._cgroups, self.uid, self.uid, self._rlimits, self.spec.workdir)
+
+    async def upload(self, source: Path, target: str, user: User = "agent") -> None:
+        """Copy a host file to the path `target`, or a directory's content into the directory `target`; `user` owns the result."""
+        data, directory = await asyncio.to_thread(archive.pack, source, target)
+        request = {"op": "unpack", "path": directory, "cwd": "/", "user": user}
+        result = await self._run(request, _TRANSFER_S, data, (0, 4096))
+        if result.return_code != 0:
+            raise SandboxError(f"cannot upload to {target}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
+
+    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent") -> list[str]:
+        """Copy the file `source` to the host path `target`, or a directory's content into the directory `target`.
+
+        Only regular files and directories arrive; the names of all else (links that an agent planted) are returned. Raises SandboxError
+        when `source` is missing or unreadable for `user`, or its archive is larger than `max_bytes`.
+        """
+        request = {"op": "pack", "path": source, "cwd": "/", "user": user}
+        result = await self._run(request, _TRANSFER_S, None, (max_bytes, 4096))
+        if result.return_code != 0:
+            raise SandboxError(f"cannot download {source}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
+        if result.truncated:
+            raise SandboxError(f"cannot download {source}: it is larger than {max_bytes} bytes")
+        return await asyncio.to_thread(archive.extract, result.stdout, target)
+
+    async def changes(self, max_bytes: int = 64 << 20) -> list[Change]:
+        """How the work directory differs from the pristine tree. Call `kill` first for an answer that stays true.
+
+        Raises SandboxError when the changed files have more than `max_bytes` together.
+        """
+        out = Collector(max_bytes)
+        try:
+            call = await self._spawner.call({"op": "collect", "sandbox": self._number}, (out.writer,))
+        finally:
+            out.started()
+        try:
+            async with asyncio.timeout(_TRANSFER_S):
+                status = await call.done
+                await out.ended
+        except TimeoutError:
+            raise SandboxError(f"collecting the changes took longer than {_TRANSFER_S} s") from None
+        finally:
+            data = out.finish()
+        if out.truncated:
+            raise SandboxError(f"the changes are larger than {max_bytes} bytes")
+        if status != 0:
+            raise SandboxError("the changes cannot be read")
+        return await asyncio.to_thread(archive.changes, data, self.spec.workspace)
+
+    async def usage(self) -> UsageReport:
+        message, _ = await self._spawner.ask({"op": "usage", "sandbox": self._number})
+        return UsageReport(**message["usage"])
+
+    async def kill(self) -> None:
+        """SIGKILL to everything inside; on return no process of the sandbox exists. Its files stay for `changes`."""
+        await self.close_gate()
+        await self._spawner.ask({"op": "kill", "sandbox": self._number})
+        self._control.close()
+
+    async def destroy(self) -> None:
+        """`kill`, and remove every trace. Does nothing when the spawner is gone, which took everything with it."""
+        await self.close_gate()
+        self._control.close()
+        try:
+            await self._spawner.ask({"op": "destroy", "sandbox": self._number})
+        except SandboxLost:
+            return
+
+
+__all__ = ["OPEN_FILES", "Sandbox"]

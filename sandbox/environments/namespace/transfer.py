@@ -1,0 +1,110 @@
+"""Tar streams written and read inside a sandbox or a chroot, by a forked child without privileges over the machine.
+
+Links that an agent planted resolve inside, never on the host. Only the header code of `tarfile` is used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from typing import IO
+
+WHITEOUT = "whiteout"
+OPAQUE = "opaque"
+
+
+def pack(path: str, output: IO[bytes], overlay: bool = False) -> None:
+    """Write the file or directory `path` as a tar stream; a directory's entries are named relative to it, a file by its base name.
+
+    Files that are neither regular, directory nor link are left out. With `overlay` the directory is the upper layer of an overlay:
+    a whiteout becomes an empty entry with the PAX record `whiteout`, an opaque directory carries `opaque`.
+    """
+    status = os.lstat(path)
+    if stat.S_ISDIR(status.st_mode):
+        _pack_directory(path, "", output, overlay)
+    else:
+        # The caller may name a link on purpose; it was resolved in this process's own root.
+        _pack_entry(os.path.realpath(path), os.path.basename(path), output, overlay)
+    output.write(bytes(2 * tarfile.BLOCKSIZE))
+    output.flush()
+
+
+def _pack_directory(path: str, prefix: str, output: IO[bytes], overlay: bool) -> None:
+    for name in sorted(os.listdir(path)):
+        _pack_entry(f"{path}/{name}", f"{prefix}{name}", output, overlay)
+
+
+def _pack_entry(path: str, name: str, output: IO[bytes], overlay: bool) -> None:
+    status = os.lstat(path)
+    info = tarfile.TarInfo(name)
+    info.mode, info.mtime = status.st_mode & 0o7777, int(status.st_mtime)
+    if stat.S_ISREG(status.st_mode):
+        _pack_file(path, info, output)
+    elif stat.S_ISLNK(status.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+        _header(info, output)
+    elif stat.S_ISDIR(status.st_mode):
+        info.type = tarfile.DIRTYPE
+        if overlay and _is_opaque(path):
+            info.pax_headers = {OPAQUE: "y"}
+        _header(info, output)
+        _pack_directory(path, f"{name}/", output, overlay)
+    elif overlay and stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+        info.pax_headers = {WHITEOUT: "y"}
+        _header(info, output)
+
+
+def _is_opaque(path: str) -> bool:
+    for attribute in ("trusted.overlay.opaque", "user.overlay.opaque"):
+        try:
+            if os.getxattr(path, attribute, follow_symlinks=False) == b"y":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _pack_file(path: str, info: tarfile.TarInfo, output: IO[bytes]) -> None:
+    """A file may change its size while it is read: the header's size is kept by cutting or padding."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(fd, "rb", buffering=0) as file:
+        info.size = left = os.fstat(fd).st_size
+        _header(info, output)
+        while left and (block := file.read(min(left, 1 << 18))):
+            output.write(block)
+            left -= len(block)
+    output.write(bytes(left + -info.size % tarfile.BLOCKSIZE))
+
+
+def _header(info: tarfile.TarInfo, output: IO[bytes]) -> None:
+    output.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+
+
+def unpack(path: str, source: IO[bytes]) -> None:
+    """Extract a tar stream from the host below `path`, which is made if missing; a last component that is a link is replaced."""
+    os.makedirs(path, exist_ok=True)
+    with tarfile.open(fileobj=source, mode="r|") as archive:
+        for member in archive:
+            target = f"{path}/{member.name}"
+            if member.isdir():
+                os.makedirs(target, exist_ok=True)
+                os.chmod(target, member.mode)
+                continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if os.path.lexists(target):
+                os.unlink(target)
+            if member.issym():
+                os.symlink(member.linkname, target)
+            elif member.isreg():
+                _unpack_file(archive, member, target)
+
+
+def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str) -> None:
+    content = archive.extractfile(member)
+    assert content is not None  # a regular member  # noqa: S101
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        while block := content.read(1 << 18):
+            file.write(block)
+        os.fchmod(fd, member.mode & 0o777)
