@@ -43,16 +43,25 @@ class Demo:
 
     def run(self, watch: Callable[[str], RunStatus], *, as_json: bool, stop_after: bool) -> int:
         """Exit code 0 only when the run succeeded and the rise is significant."""
+        for room in (rooms.SANDBOX, rooms.TRAINER):
+            rooms.room_command(room, [])
         for line in WHAT_IT_IS:
             self._say(line)
         up = ensure_server(self._data)
         try:
-            return self._run(up.client, watch, as_json)
+            status = self._run(up.client, watch)
+            result = summarise(status, up.client.steps(status.run_id), up.client.trials(status.run_id)) if status else None
         finally:
             if stop_after and up.started:
                 stop_server(self._data)
             else:
-                self._say(f"Live UI: {up.client.dashboard()}  (`rl down` stops the server)")
+                self._say(f"The server stays up for a look: {up.client.dashboard()}  (`rl down` stops it)")
+        if status is None or result is None:
+            return 1
+        self._say(verdict(status, result))
+        if as_json:
+            self._say(json.dumps(result))
+        return 0 if status.state is RunState.SUCCEEDED and significant(result) else 1
 
     def remake_policy(self) -> int:
         """Make the demo policy's weights anew, with progress on the terminal."""
@@ -63,24 +72,20 @@ class Demo:
         ]
         return max(codes)
 
-    def _run(self, client: Client, watch: Callable[[str], RunStatus], as_json: bool) -> int:
+    def _run(self, client: Client, watch: Callable[[str], RunStatus]) -> RunStatus | None:
+        """The ended run; None when the checks found something that would make it fail."""
         for harness in self._harnesses(client):
             self._install(harness)
         report = client.report(CheckRequest(**self._request.model_dump()))
         if not report.ok:
             for line in show.report(report):
                 self._say(line)
-            return 1
+            return None
         plan = client.plan(self._request)
         self._say(plan.summary)
         started = client.start(plan.digest)
         self._say(f"Live UI: {client.dashboard(started.run_id)}")
-        status = watch(started.run_id)
-        result = summarise(status, client.steps(status.run_id), client.trials(status.run_id))
-        self._say(verdict(status, result))
-        if as_json:
-            self._say(json.dumps(result))
-        return 0 if status.state is RunState.SUCCEEDED and significant(result) else 1
+        return watch(started.run_id)
 
     def _harnesses(self, client: Client) -> list[str]:
         return [harness["name"] for harness in client.plan(self._request).spec["harnesses"]]
