@@ -1,4 +1,4 @@
-"""Routing replay for verl's FSDP2 engine, which verl 0.9.1 offers for Megatron and VeOmni only. It is the one engine registered for a CPU."""
+"""Routing replay for verl's FSDP2 engine on a CPU; verl 0.9.1 itself has it for Megatron and VeOmni, and no engine for a CPU."""
 
 from __future__ import annotations
 

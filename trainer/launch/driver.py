@@ -1,0 +1,205 @@
+"""The launcher's course: read the run, start verl with its own Ray cluster, see it off.
+
+Everything that verl, Ray and their libraries print goes to `logs/verl.log`; the launcher's own output is a line per step and the reason
+of a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from server.schemas.events import RunStateBody
+from server.schemas.rundir import RunDir, RunFile
+from server.schemas.runspec import Kind, RunSpec
+from server.schemas.spool import Reporter
+from server.schemas.states import RunState
+from server.schemas.tasks import TRAIN
+from trainer.rollout.tasks import read_index
+
+from . import environment, zygote
+
+RUNNER_S = 180
+"""How long the runner may take to prepare its tasks and listen."""
+PROGRESS_LOG = "progress.log"
+LONGEST_TEMP = 40
+"""Ray puts sockets some 65 characters below its temporary directory, and a socket's path has at most 107."""
+
+
+class LaunchError(Exception):
+    """The run cannot start or did not finish; the message says why and what to do."""
+
+
+def launch(root: Path) -> int:
+    """Run to the end; 0 when all steps were done. A failure is printed, reported and returned as 1, a termination as 143."""
+    run = RunDir(root.resolve())
+    file = run.load()
+    run.logs.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, _terminate)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    try:
+        with _noise_to(run.logs / "verl.log"), _followed(run.logs / PROGRESS_LOG, out):
+            try:
+                _train(run, file)
+            except Exception:
+                traceback.print_exc()
+                raise
+    except LaunchError as error:
+        return _failed(run, file, str(error), out)
+    except SystemExit:
+        print("terminated", file=out)
+        return 128 + signal.SIGTERM
+    except Exception as error:  # noqa: BLE001 whatever stopped verl becomes the run's reason; the traceback is in verl.log
+        return _failed(run, file, _reason(error), out)
+    print(f"done: {file.spec.trainer.steps} steps, weights in {run.checkpoints}", file=out)
+    return 0
+
+
+def _train(run: RunDir, file: RunFile) -> None:
+    spec = file.spec
+    if spec.kind is not Kind.TRAIN:
+        raise LaunchError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train'")
+    environment.apply()
+    warm = spec.trainer.start == "warm_fork"
+    if warm and (reason := zygote.obstacle()):
+        print(f"warm_fork is not available ({reason}): starting plainly", file=sys.stderr)
+        warm = False
+    with _ray_temp(run) as temp, contextlib.ExitStack() as stack:
+        executable = None
+        if warm:
+            zygote.preload()
+            parent = zygote.start(temp)
+            stack.callback(parent.stop)
+            executable = parent.executable
+            sys.executable = str(executable)
+        _wait_for_runner(run)
+        _check_tasks(run, spec)
+        _drive(run, file, temp, executable)
+
+
+def _drive(run: RunDir, file: RunFile, temp: Path, executable: Path | None) -> None:
+    """verl's own main, given the configuration that its hydra decorator would have composed from the same overrides."""
+    import ray
+    import verl.trainer.main_ppo as main_ppo
+    from hydra import compose, initialize_config_dir
+
+    from trainer.verl_plugin.config import Place, overrides
+
+    place = Place(run=run, run_id=file.run_id, model=_model(file.spec.model.path), ray_temp=temp, py_executable=executable)
+    config_dir = Path(main_ppo.__file__).parent / "config"
+    with initialize_config_dir(str(config_dir), version_base=None):
+        config = compose("ppo_trainer", overrides(file.spec, place))
+    try:
+        main_ppo.main(config)
+    finally:
+        ray.shutdown()
+    if not list(run.checkpoints.rglob("*.safetensors")):
+        raise LaunchError(f"verl ended without its last step: see {run.logs / 'verl.log'}")
+
+
+def _model(name: str) -> Path:
+    from trainer.policies import PREFIX, resolve
+
+    path = resolve(name) if name.startswith(PREFIX) else Path(name)
+    if not (path / "config.json").is_file():
+        raise LaunchError(f"model.path {name!r} is no checkpoint directory: {path / 'config.json'} does not exist")
+    return path
+
+
+def _wait_for_runner(run: RunDir) -> None:
+    deadline = time.monotonic() + RUNNER_S
+    while not run.runner_file.exists():
+        if time.monotonic() > deadline:
+            raise LaunchError(f"the sandbox runner did not write {run.runner_file} within {RUNNER_S} s: see its log in {run.logs}")
+        time.sleep(0.05)
+
+
+def _check_tasks(run: RunDir, spec: RunSpec) -> None:
+    tasks = len(read_index(run.tasks / TRAIN / "index.jsonl"))
+    if tasks < spec.rollout.tasks_per_step:
+        raise LaunchError(
+            f"a step needs {spec.rollout.tasks_per_step} tasks but there are only {tasks}: lower rollout.tasks_per_step or add tasks"
+        )
+
+
+@contextlib.contextmanager
+def _ray_temp(run: RunDir) -> Iterator[Path]:
+    """Ray's temporary directory lies in the run's; a run too deep for a socket path gets a short link to it."""
+    home = run.root / "ray"
+    home.mkdir(mode=0o700, exist_ok=True)
+    if len(str(home)) <= LONGEST_TEMP:
+        yield home
+        return
+    with tempfile.TemporaryDirectory(prefix="lego-") as short:
+        link = Path(short) / "ray"
+        link.symlink_to(home)
+        yield link
+
+
+@contextlib.contextmanager
+def _noise_to(path: Path) -> Iterator[None]:
+    """Point the process's stdout and stderr, and so its children's, at a file."""
+    saved = os.dup(1), os.dup(2)
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+
+
+@contextlib.contextmanager
+def _followed(path: Path, out: TextIO) -> Iterator[None]:
+    """Copy the lines that the trainer's process appends to `path` to `out`."""
+    path.touch()
+    ended = threading.Event()
+
+    def follow() -> None:
+        with path.open() as file:
+            while True:
+                last = ended.wait(0.2)
+                out.write(file.read())
+                out.flush()
+                if last:
+                    return
+
+    thread = threading.Thread(target=follow, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _reason(error: Exception) -> str:
+    """One line: Ray wraps what was raised in another process and puts the traceback into the message."""
+    cause = getattr(error, "cause", None) or error
+    text = str(cause).strip()
+    return f"{type(cause).__name__}: {text.splitlines()[-1] if text else 'no message'}"
+
+
+def _failed(run: RunDir, file: RunFile, reason: str, out: TextIO) -> int:
+    """The trainer's process has ended, so its spool is free to be written on."""
+    print(f"failed: {reason}", file=out)
+    reporter = Reporter(file.server_url, file.run_id, file.event_token, "trainer", run.spool)
+    reporter.report(RunStateBody(state=RunState.FAILED, reason=reason))
+    reporter.close()
+    return 1

@@ -1,0 +1,43 @@
+"""The trainer's half of the admission table: the runner's outcome and what the capture saw → the final outcome.
+
+The runner knows how the process ended and what the grader said; only the capture knows whether the policy was cut off and whether it
+was asked at all. Turn cap and overflow are decided here, before any exit code counts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
+
+
+class CaptureFacts(Protocol):
+    @property
+    def policy_turns(self) -> int: ...
+    @property
+    def turn_cap_hit(self) -> bool: ...
+    @property
+    def over_length(self) -> bool: ...
+    @property
+    def engine_error(self) -> str | None: ...
+
+
+def admit(outcome: Scored | Failed, facts: CaptureFacts) -> Scored | Failed:
+    """The final outcome of one trial.
+
+    An engine failure outweighs everything: what the harness did after it says nothing about the policy. A trial without a model call
+    says nothing either, whether its process ended or hung. `tampered` and `agent_fault` are the sandbox's findings and stay.
+    """
+    if facts.engine_error:
+        return Failed(stage=Stage.AGENT, cause=Cause.ENGINE, detail=facts.engine_error)
+    reached_agent = isinstance(outcome, Scored) or outcome.cause is Cause.AGENT_TIMEOUT
+    if reached_agent and facts.policy_turns == 0:
+        evidence = outcome.evidence if isinstance(outcome, Failed) else []
+        detail = f"the harness made no model call ({outcome.detail})" if outcome.detail else "the harness made no model call"
+        return Failed(stage=Stage.AGENT, cause=Cause.HARNESS_NEVER_CALLED, detail=detail, evidence=evidence)
+    if isinstance(outcome, Scored) and outcome.termination is Termination.COMPLETED:
+        if facts.over_length:
+            return outcome.model_copy(update={"termination": Termination.OVER_LENGTH})
+        if facts.turn_cap_hit:
+            return outcome.model_copy(update={"termination": Termination.MAX_TURNS})
+    return outcome

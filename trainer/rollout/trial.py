@@ -1,0 +1,146 @@
+"""One rollout: open it at the proxy, let the runner execute the trial, close it, decide the outcome, keep the capture."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from server.schemas.capture import BranchReason, CaptureRecord
+from server.schemas.events import CaptureBody, OutcomeBody, TrialBody
+from server.schemas.outcome import Cause, Failed, Scored, Stage
+from server.schemas.rundir import RunDir, write_atomic
+from server.schemas.runspec import RunSpec
+from server.schemas.spool import Reporter
+from server.schemas.states import Phase, TrialState
+from server.schemas.tasks import HELD_OUT, TRAIN
+from server.schemas.trials import ProxyEndpoint, TrialRequest
+from trainer.capture.sample import Sample
+from trainer.engine.base import Sampling
+
+from .admission import CaptureFacts, admit
+from .groups import Group, trial_seed
+from .runner_client import RunnerClient
+
+
+class Capture(CaptureFacts, Protocol):
+    def samples(self) -> list[Sample]: ...
+    def record(self, trial_id: str) -> CaptureRecord: ...
+
+
+class Proxy(Protocol):
+    """The part of `trainer.proxy.Proxy` that a trial needs; it may be an actor's handle."""
+
+    async def open(self, rollout_id: str, key: str, sampling: Sampling, max_turns: int, context: int, harness: str) -> str: ...
+    async def close(self, rollout_id: str) -> Capture: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What a trial came to. `samples` is empty for a failed trial; `sampled` counts the engine's tokens, whatever became of them."""
+
+    trial_id: str
+    sample: int
+    outcome: Scored | Failed
+    samples: list[Sample]
+    sampled: int
+    turns: int
+
+    @property
+    def reward(self) -> int | None:
+        return self.outcome.reward if isinstance(self.outcome, Scored) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRoom:
+    """What all trials of a run share."""
+
+    run: RunDir
+    spec: RunSpec
+    proxy: Proxy
+    runner: RunnerClient
+    reporter: Reporter
+    stop_token_ids: tuple[int, ...]
+
+    async def play(self, group: Group, sample: int) -> Rollout:
+        """One trial from its first event to its last."""
+        trial_id = group.trial_id(sample)
+        self.reporter.report(
+            TrialBody(trial_id=trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED, group_id=group.group_id, sample=sample)
+        )
+        key = secrets.token_urlsafe(32)
+        url = await self.proxy.open(
+            trial_id, key, self._sampling(), self.spec.rollout.max_turns, self.spec.model.context, harness=group.harness
+        )
+        try:
+            view = await self.runner.run(self._request(group, trial_id, url, key))
+        finally:
+            capture = await self.proxy.close(trial_id)
+        if isinstance(view, Failed):
+            outcome: Scored | Failed = view
+        else:
+            outcome = view.outcome or Failed(
+                stage=view.stage, cause=Cause.RUNNER_LOST, detail="the runner ended the trial without an outcome"
+            )
+        outcome = admit(outcome, capture)
+        record = capture.record(trial_id)
+        samples = capture.samples()
+        body = await asyncio.to_thread(_keep, self.run, record, samples, self.spec.reporting.keep_captures)
+        self.reporter.report(OutcomeBody(trial_id=trial_id, outcome=outcome))
+        self.reporter.report(body)
+        trained = samples if isinstance(outcome, Scored) else []
+        return Rollout(trial_id, sample, outcome, trained, record.sampled_tokens, capture.policy_turns)
+
+    def _sampling(self) -> Sampling:
+        rollout = self.spec.rollout
+        return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_new_tokens, stop_token_ids=self.stop_token_ids)
+
+    def _request(self, group: Group, trial_id: str, url: str, key: str) -> TrialRequest:
+        return TrialRequest(
+            trial_id=trial_id,
+            task=group.task,
+            split=TRAIN if group.phase is Phase.TRAIN else HELD_OUT,
+            harness=group.harness,
+            proxy=ProxyEndpoint.model_validate({"url": url, "key": key}),
+            budgets=self.spec.sandbox.budgets,
+            seed=trial_seed(self.spec.trainer.seed, trial_id),
+        )
+
+
+def _keep(run: RunDir, record: CaptureRecord, samples: list[Sample], arrays: bool) -> CaptureBody:
+    """Write `captures/<trial_id>.json` and, with `arrays`, the token arrays beside it."""
+    path = run.captures / f"{record.trial_id}.json"
+    text = record.model_dump_json(indent=1)
+    write_atomic(path, text)
+    if arrays:
+        _write_arrays(path.with_suffix(".npz"), samples)
+    return CaptureBody(
+        trial_id=record.trial_id,
+        path=str(path.relative_to(run.root)),
+        size=len(text.encode()),
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        turns=len(record.turns),
+        branches=len(record.branches),
+        sampled_tokens=record.sampled_tokens,
+        tool_calls=sum(len(turn.tool_calls) for turn in record.turns),
+        malformed_turns=sum(branch.reason is BranchReason.MALFORMED_TURN for branch in record.branches),
+    )
+
+
+def _write_arrays(path: Path, samples: list[Sample]) -> None:
+    """One array per name and branch: `tokens_0`, `mask_0`, `log_probs_0`, `versions_0`, `routed_0`, `routes_0`, `tokens_1`, …"""
+    arrays: dict[str, np.ndarray] = {}
+    for number, sample in enumerate(samples):
+        for name in ("tokens", "mask", "log_probs", "versions", "routed", "routes"):
+            value = getattr(sample, name)
+            if value is not None:
+                arrays[f"{name}_{number}"] = value
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy types the keyword arguments as its own flags
+    path.write_bytes(buffer.getvalue())

@@ -1,0 +1,41 @@
+"""The engine interface over verl's LLMServerClient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ray.exceptions import RayError
+
+from trainer.engine.base import EngineError, Generation, Sampling, StopReason
+
+
+class VerlEngine:
+    """`client` is verl's `LLMServerClient`; sessions stick to one replica."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+        try:
+            output = await self._client.generate(
+                session,
+                prompt_ids=list(prompt_ids),
+                sampling_params={
+                    "temperature": sampling.temperature,
+                    "max_tokens": sampling.max_tokens,
+                    "stop_token_ids": list(sampling.stop_token_ids),
+                    "logprobs": True,
+                },
+                session=session,
+                routes_from=routes_from,
+            )
+        except RayError as error:
+            raise EngineError(f"generation failed: {str(error).strip().splitlines()[-1]}") from error
+        return Generation(
+            token_ids=output.token_ids,
+            log_probs=output.log_probs,
+            routes=output.routed_experts,
+            stop_reason=cast(StopReason, output.stop_reason),
+            version=output.extra_fields["global_steps"],
+        )

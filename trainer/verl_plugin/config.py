@@ -1,0 +1,163 @@
+"""RunSpec → overrides of verl's `ppo_trainer` configuration. Every field that means something to verl arrives here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.schemas.rundir import RunDir
+from server.schemas.runspec import RunSpec
+from server.schemas.tasks import HELD_OUT, TRAIN
+
+MICRO_BATCH_TOKENS = 1024
+"""Tokens per forward pass. Without flash attention a packed pass costs its square in attention, so small is fast on a CPU."""
+ROWS_PER_ROLLOUT = 16
+"""Room in the TransferQueue: branches per rollout on average, far above what harnesses make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What verl must know beside the spec: where the run lies and what the launcher prepared."""
+
+    run: RunDir
+    run_id: str
+    model: Path
+    ray_temp: Path
+    py_executable: Path | None = None
+    """Stand-in for the interpreter that forks workers from the zygote; None starts them plainly."""
+
+
+def overrides(spec: RunSpec, place: Place) -> list[str]:
+    """Hydra overrides, `+` where verl's own file lacks the key."""
+    settings = _run(spec, place) | _data(spec, place) | _model(spec, place) | _actor(spec) | _rollout(spec) | _machine(spec, place)
+    return [f"{key}={_text(value)}" for key, value in settings.items()]
+
+
+def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
+    steps = spec.trainer.steps
+    return {
+        "+lego.run_dir": str(place.run.root),
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": "lego_sync",
+        "trainer.device": spec.trainer.device,
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.project_name": "lego-rl",
+        "trainer.experiment_name": place.run_id,
+        "trainer.logger": ["console"],
+        "trainer.total_training_steps": steps,
+        "trainer.total_epochs": steps,  # an epoch has at least one step
+        "trainer.val_before_train": True,
+        "trainer.test_freq": spec.trainer.evaluation.every or steps,
+        "trainer.save_freq": steps,
+        "trainer.resume_mode": "disable",
+        "trainer.default_local_dir": str(place.run.checkpoints),
+    }
+
+
+def _data(spec: RunSpec, place: Place) -> dict[str, Any]:
+    return {
+        "data.custom_cls.path": "pkg://trainer.verl_plugin.dataset",
+        "data.custom_cls.name": "TaskDataset",
+        "data.train_files": str(place.run.tasks / TRAIN / "index.jsonl"),
+        "data.val_files": str(place.run.tasks / HELD_OUT / "index.jsonl"),
+        "data.train_batch_size": spec.rollout.tasks_per_step,
+        "data.seed": spec.trainer.seed,
+        "data.shuffle": True,
+        "data.dataloader_num_workers": 0,
+        "data.max_prompt_length": spec.model.context,
+        "data.max_response_length": spec.model.context,
+    }
+
+
+def _model(spec: RunSpec, place: Place) -> dict[str, Any]:
+    return {
+        "actor_rollout_ref.model.path": str(place.model),
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    }
+
+
+def _actor(spec: RunSpec) -> dict[str, Any]:
+    algorithm, trainer = spec.algorithm, spec.trainer
+    actor = {
+        "strategy": "fsdp2",
+        "use_torch_compile": False,
+        "fsdp_config.use_torch_compile": False,
+        "fsdp_config.model_dtype": "fp32",
+        "fsdp_config.seed": trainer.seed,
+        "policy_loss.loss_mode": algorithm.loss,
+        "loss_agg_mode": "seq-mean-token-mean",
+        "clip_ratio_low": algorithm.clip_low,
+        "clip_ratio_high": algorithm.clip_high,
+        "ppo_epochs": algorithm.epochs,
+        "ppo_mini_batch_size": spec.rollout.tasks_per_step,  # verl's own split is not used: `lego_sync` assembles mini-batches
+        "data_loader_seed": trainer.seed,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": max(MICRO_BATCH_TOKENS, spec.model.context),
+        "optim.lr": trainer.learning_rate,
+        "optim.betas": list(trainer.betas),
+        "optim.weight_decay": trainer.weight_decay,
+        "optim.clip_grad": trainer.grad_clip,
+        "optim.lr_scheduler_type": "constant",
+        "checkpoint.save_contents": ["hf_model"],
+    }
+    return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | {
+        "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
+        "+actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype": "fp32",
+        "+lego.minibatches": algorithm.minibatches,
+        "+lego.normaliser": algorithm.normaliser,
+        "+lego.ratio_base": algorithm.ratio_base,
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.use_kl_in_reward": False,
+        "critic.enable": False,
+    }
+
+
+def _rollout(spec: RunSpec) -> dict[str, Any]:
+    rollout = {
+        "name": spec.rollout.engine,
+        "n": spec.rollout.group_size,
+        "temperature": spec.rollout.temperature,
+        "max_model_len": spec.model.context,
+        "max_num_seqs": 2 * spec.sandbox.concurrency,
+        "seed": spec.trainer.seed,
+        "calculate_log_probs": True,
+        "enable_rollout_routing_replay": spec.algorithm.routing_replay,
+        "tensor_model_parallel_size": 1,
+        "free_cache_engine": False,
+        "agent.num_workers": 1,
+    }
+    return {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()} | {
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "trainer.rollout.manager.RolloutManager",
+        "reward.num_workers": 0,  # rewards arrive with the rollouts
+    }
+
+
+def _machine(spec: RunSpec, place: Place) -> dict[str, Any]:
+    rows = spec.rollout.tasks_per_step * spec.rollout.group_size * ROWS_PER_ROLLOUT
+    settings = {
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "transfer_queue.backend.SimpleStorage.total_storage_size": rows,
+        "+ray_kwargs.ray_init.address": "local",  # a cluster of our own, whatever else runs on the machine
+        "+ray_kwargs.ray_init._temp_dir": str(place.ray_temp),
+        "ray_kwargs.ray_init.num_cpus": 8,  # logical: verl's small actors reserve one each
+        "+ray_kwargs.ray_init.num_gpus": 1,  # logical: verl counts workers in GPUs
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init.log_to_driver": False,
+        "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
+        "+ray_kwargs.ray_init._node_ip_address": "127.0.0.1",
+    }
+    if place.py_executable is not None:
+        settings["ray_kwargs.ray_init.runtime_env.py_executable"] = str(place.py_executable)
+    return settings
+
+
+def _text(value: Any) -> str:
+    """A value in Hydra's override grammar."""
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return json.dumps(value)

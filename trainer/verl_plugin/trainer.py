@@ -1,0 +1,182 @@
+"""`lego_sync`: verl's synchronous trainer with exclusion of failed trials, exact normalisation and a fixed number of optimizer steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+
+from server.schemas.events import EvaluationBody
+from server.schemas.rundir import RunDir
+from trainer.rollout.manager import PlayedGroup, RolloutManager
+
+from .metrics import ReportingSink
+from .update import StepUpdate, plan_update
+from .worker import CpuWorker
+
+PROGRESS_LOG = "progress.log"
+"""Under the run's logs: the lines that the launcher shows."""
+
+
+class TooManyFailures(Exception):
+    """The share of failed trials in a step exceeds `monitors.failed_share`: going on would train on what is left over."""
+
+
+@register_trainer("lego_sync")
+class LegoSync(PPOTrainerSync):
+    agent_loop_manager: RolloutManager
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.trainer_mode = "sync"  # verl takes every other name for an asynchronous trainer
+        self.replay_buffer = self._build_replay_buffer()
+        self._run = RunDir(Path(config.lego.run_dir))
+        self._spec = self._run.load().spec
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(CpuWorker)
+
+    def fit(self, agent_loop_manager: RolloutManager) -> None:
+        agent_loop_manager.begin()
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            agent_loop_manager.close()
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self.logger.logger["lego"] = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
+
+    def _validate(self) -> dict[str, float]:
+        """A held-out evaluation: the same path as training, without an update."""
+        started = time.monotonic()
+        rollouts = [rollout for group in self.agent_loop_manager.evaluate(self.global_steps) for rollout in group.rollouts]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        seconds = time.monotonic() - started
+        metrics = {"timing_s/evaluation": seconds, "lego/turns/mean": sum(r.turns for r in rollouts) / len(rollouts)}
+        self.agent_loop_manager.reporter.report(
+            EvaluationBody(step=self.global_steps, resolved=sum(rewards), executed=len(rewards), total=len(rollouts), metrics=metrics)
+        )
+        self._say(
+            f"evaluation after step {self.global_steps}: {sum(rewards)} of {len(rollouts)} resolved"
+            f"  {len(rollouts) - len(rewards)} failed  {seconds:.1f} s"
+        )
+        return {"val-core/lego/resolved": sum(rewards) / len(rollouts), "timing_s/evaluation": seconds}
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        with marked_timer("gen", timing_raw):
+            self.on_sample_begin()
+            played = self.agent_loop_manager.finish_step()
+            batch = self._sample(played, sample_batch_size)
+            self.on_sample_end()
+        update = plan_update(
+            played,
+            normaliser=self.config.lego.normaliser,
+            epochs=self.config.actor_rollout_ref.actor.ppo_epochs,
+            minibatches=self.config.lego.minibatches,
+            seed=self._spec.trainer.seed * 100_003 + self.global_steps,
+        )
+        metrics.update(update.metrics)
+        self._refuse_too_many_failures(update.metrics)
+        if batch.extra_info:
+            with marked_timer("old_log_prob", timing_raw):
+                batch = self._compute_old_log_prob(batch, metrics)
+        if update.rows:
+            with marked_timer("update_actor", timing_raw):
+                self._update_branches(batch, update, metrics)
+        metrics.setdefault("lego/optimizer_steps", 0.0)
+        return batch
+
+    def _sample(self, played: Sequence[PlayedGroup], groups: int) -> KVBatchMeta:
+        """The step's rows; when no trial left one, a batch of the prompts alone, which verl clears at the end of the step."""
+        uids = [group.group.uid for group in played]
+        if not any(rollout.samples for group in played for rollout in group.rollouts):
+            return KVBatchMeta(partition_id="train", keys=uids, tags=[{"is_prompt": True} for _ in uids])
+        batch, _ = self.replay_buffer.sample(global_steps=self.global_steps, partition_id="train", batch_size=groups)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
+
+    def _refuse_too_many_failures(self, metrics: dict[str, float]) -> None:
+        share = metrics["lego/failed"] / metrics["lego/trials"]
+        if share > self._spec.monitors.failed_share:
+            causes = ", ".join(
+                f"{name.removeprefix('lego/failed/')} {n:.0f}" for name, n in metrics.items() if name.startswith("lego/failed/")
+            )
+            raise TooManyFailures(
+                f"{metrics['lego/failed']:.0f} of {metrics['lego/trials']:.0f} trials of step {self.global_steps} failed ({causes}), more than"
+                f" monitors.failed_share = {self._spec.monitors.failed_share:g} allows: see the trials' evidence, then start the run again"
+            )
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
+        `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards."""
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self.config.lego.ratio_base == "behaviour":
+            captured = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rollout_log_probs"])
+            captured["old_log_probs"] = captured.pop("rollout_log_probs")
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=captured)
+        return batch
+
+    def _update_branches(self, batch: KVBatchMeta, update: StepUpdate, metrics: dict[str, Any]) -> None:
+        """Train the rows with signal: epochs x mini-batches optimizer steps, whatever their number."""
+        rows = update.rows
+        columns = {
+            "weight": torch.tensor([row.weight for row in rows], dtype=torch.float32),
+            "share": torch.tensor([row.share for row in rows], dtype=torch.float32),
+            "rollout": torch.tensor([row.rollout for row in rows]),
+        }
+        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+        columns |= {f"minibatch_{epoch}": torch.tensor([row.minibatches[epoch] for row in rows]) for epoch in range(epochs)}
+        trained = tq.kv_batch_put(
+            keys=[row.key for row in rows], partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(rows))
+        )
+        trained.extra_info = {
+            "epochs": epochs,
+            "minibatches": self.config.lego.minibatches,
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            "calculate_entropy": False,
+            "global_batch_size": 1,
+        }
+        output = self.actor_rollout_wg.update_actor(trained)
+        metrics.update(_update_metrics(tu.get(output, "metrics")))
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        lengths = [tag["seq_len"] for tag in batch.tags if "seq_len" in tag]
+        if lengths:
+            metrics |= {"lego/sequence_length/mean": sum(lengths) / len(lengths), "lego/sequence_length/max": max(lengths)}
+        metrics |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
+        metrics |= {"training/global_step": global_steps, "training/epoch": epoch}
+
+    def _say(self, line: str) -> None:
+        with (self._run.logs / PROGRESS_LOG).open("a") as file:
+            file.write(line + "\n")
+
+
+def _update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the optimizer steps; clip fraction and mean |log σ| over rollouts, and |log σ| of the last step by itself."""
+    total = {name: sum(step[name] for step in steps) for name in steps[0]}
+    return {
+        "lego/optimizer_steps": float(len(steps)),
+        "actor/loss": total["loss"] / len(steps),
+        "actor/grad_norm": total["grad_norm"] / len(steps),
+        "actor/clip_fraction": total["clipped"] / total["rollouts"],
+        "actor/abs_log_ratio": total["abs_log_ratio"] / total["rollouts"],
+        "actor/abs_log_ratio_last": steps[-1]["abs_log_ratio"] / steps[-1]["rollouts"],
+    }

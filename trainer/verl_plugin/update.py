@@ -1,0 +1,113 @@
+"""What one step trains: advantages, row weights, mini-batches and the account of every sampled token. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.schemas.outcome import Failed
+from trainer.learning.accounting import TokenAccount, rollout_account, step_account
+from trainer.learning.advantages import Normaliser, group_advantages
+from trainer.learning.minibatches import partition
+from trainer.learning.weights import branch_weights, row_factors
+from trainer.rollout.manager import PlayedGroup
+from trainer.rollout.rows import row_key, trained_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One branch of a rollout with a gradient. `weight` is the advantage times the row's factor, `share` |M_b| / |M(τ)|."""
+
+    key: str
+    rollout: int
+    tokens: int
+    weight: float
+    share: float
+    minibatches: tuple[int, ...]
+    """Number of its mini-batch in each epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    rows: list[Row]
+    account: TokenAccount
+    metrics: dict[str, float]
+
+
+def plan_update(played: Sequence[PlayedGroup], *, normaliser: Normaliser, epochs: int, minibatches: int, seed: int) -> StepUpdate:
+    """Rows of the rollouts whose group has signal; everything else is listed in the account with its reason."""
+    accounts: list[TokenAccount] = []
+    keys: list[str] = []
+    owners: list[int] = []
+    tokens: list[int] = []
+    shares: list[float] = []
+    advantages: list[float] = []
+    weights: list[float] = []
+    without_signal: Counter[str] = Counter()
+
+    for group in played:
+        statistics = group_advantages([rollout.reward for rollout in group.rollouts], normaliser)
+        if statistics.no_signal:
+            without_signal[statistics.no_signal] += 1
+        for member, rollout in enumerate(group.rollouts):
+            if isinstance(rollout.outcome, Failed):
+                continue
+            advantage = float(statistics.advantages[member])
+            accounts.append(rollout_account(rollout.sampled, rollout.samples, signal=advantage != 0))
+            branches = trained_samples(rollout)
+            if advantage == 0 or not branches:
+                continue
+            counts = [int(sample.mask.sum()) for sample in branches]
+            owners.extend([len(advantages)] * len(branches))
+            tokens.extend(counts)
+            shares.extend(branch_weights(counts).tolist())
+            keys.extend(row_key(group.group.uid, rollout.sample, branch) for branch in range(len(branches)))
+            advantages.append(advantage)
+            weights.append(float(statistics.weights[member]))
+
+    factors = row_factors(owners, tokens, weights, groups=len(played), minibatches=minibatches, global_batch_size=1)
+    batches = _minibatches(owners, tokens, len(advantages), epochs, minibatches, seed)
+    rows = [
+        Row(key, owner, count, advantages[owner] * factor, share, batches[owner])
+        for key, owner, count, factor, share in zip(keys, owners, tokens, factors.tolist(), shares, strict=True)
+    ]
+    account = step_account(accounts)
+    return StepUpdate(rows, account, _metrics(played, account, without_signal))
+
+
+def _minibatches(
+    owners: Sequence[int], tokens: Sequence[int], rollouts: int, epochs: int, minibatches: int, seed: int
+) -> list[tuple[int, ...]]:
+    """Mini-batch of each rollout in each epoch, drawn anew per epoch."""
+    totals = [0] * rollouts
+    for owner, count in zip(owners, tokens, strict=True):
+        totals[owner] += count
+    places: list[list[int]] = [[0] * epochs for _ in range(rollouts)]
+    for epoch in range(epochs):
+        for number, members in enumerate(partition(totals, minibatches, seed * epochs + epoch)):
+            for rollout in members:
+                places[rollout][epoch] = number
+    return [tuple(place) for place in places]
+
+
+def _metrics(played: Sequence[PlayedGroup], account: TokenAccount, without_signal: Counter[str]) -> dict[str, float]:
+    rollouts = [rollout for group in played for rollout in group.rollouts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    failed = Counter(rollout.outcome.cause for rollout in rollouts if isinstance(rollout.outcome, Failed))
+    metrics = {
+        "lego/trials": len(rollouts),
+        "lego/scored": len(rewards),
+        "lego/failed": failed.total(),
+        "lego/groups": len(played),
+        "lego/groups_with_signal": len(played) - without_signal.total(),
+        "lego/sampled_tokens": account.sampled,
+        "lego/trained_tokens": account.trained,
+        "lego/turns/mean": sum(rollout.turns for rollout in rollouts) / max(1, len(rollouts)),
+    }
+    metrics |= {f"lego/excluded_tokens/{reason}": number for reason, number in account.excluded.items()}
+    metrics |= {f"lego/failed/{cause}": number for cause, number in failed.items()}
+    metrics |= {f"lego/no_signal/{reason}": number for reason, number in without_signal.items()}
+    if rewards:
+        metrics["lego/reward/mean"] = sum(rewards) / len(rewards)
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,83 @@
+"""The training worker on a CPU: verl's hybrid worker with gloo, one thread, the branch loss and the rollout engine inside.
+
+Generation and training share this process and its event loop, which is right for a synchronous trainer: they never overlap.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, TensorDict
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested
+
+from trainer.learning.gspo import rollout_log_ratios
+
+from .loss import SUMS, branch_gspo
+
+
+class CpuWorker(ActorRolloutRefWorker):
+    """Update batches carry, beside verl's fields, per row: `weight` (advantage times factor), `share` (|M_b| / |M(τ)|), `rollout`
+    (number) and, for each epoch e, `minibatch_e` (number of its mini-batch)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        torch.set_num_threads(1)
+        if not torch.distributed.is_initialized():  # verl would ask for "cpu:gloo,cpu:gloo", which torch rejects
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+        super().__init__(*args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        actor = self.config.actor
+        self.actor.set_loss_fn(partial(branch_gspo, clip_low=actor.clip_ratio_low, clip_high=actor.clip_ratio_high))
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    async def engine_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A call to the rollout server in this process. No `torch.no_grad()` here: across an await it leaks into training."""
+        return await getattr(self.rollout.server, method)(*args, **kwargs)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict:
+        """One optimizer step per mini-batch and epoch; a mini-batch without rows is skipped. Returns the metrics of each step."""
+        epochs = tu.pop(data, key="epochs")
+        minibatches = tu.pop(data, key="minibatches")
+        steps: list[dict[str, float]] = []
+        for epoch in range(epochs):
+            for number in range(minibatches):
+                rows = (data[f"minibatch_{epoch}"] == number).nonzero().squeeze(1)
+                if len(rows):
+                    steps.append(self._optimizer_step(tu.index_select_tensor_dict(data, rows)))
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": steps})
+
+    def _optimizer_step(self, batch: TensorDict) -> dict[str, float]:
+        batch["log_ratio"] = self._log_ratios(batch)
+        lengths = NonTensorData(batch["input_ids"].offsets().diff().tolist())
+        tu.assign_non_tensor(batch, global_token_num=lengths, disable_auto_offload=False)
+        metrics = tu.get(self.actor.train_batch(batch), "metrics")
+        sums = {name: sum(chain.from_iterable(metrics[name])) for name in SUMS}  # over ranks and micro-batches
+        return sums | {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}
+
+    def _log_ratios(self, batch: TensorDict) -> torch.Tensor:
+        """log σ per row under the present weights for rollouts with several branches, NaN for the others (the loss sees all of those)."""
+        rollout = batch["rollout"]
+        _, owner, count = rollout.unique(return_inverse=True, return_counts=True)
+        several = (count[owner] > 1).nonzero().squeeze(1)
+        log_ratios = torch.full((len(rollout),), float("nan"))
+        if len(several):
+            rows = tu.index_select_tensor_dict(batch, several)
+            tu.assign_non_tensor(rows, compute_loss=False, calculate_entropy=False, global_token_num=None)
+            mask = rows["response_mask"]
+            log_probs = response_from_nested(tu.get(self.actor.infer_batch(rows), "log_probs"), mask)
+            difference = (log_probs.values() - rows["old_log_probs"].values()) * mask.values()
+            sums = torch.stack([part.sum() for part in difference.split(mask.offsets().diff().tolist())])
+            tokens = torch.stack([part.sum() for part in mask.unbind()])
+            log_ratios[several] = rollout_log_ratios(sums, tokens, rollout[several])
+        return log_ratios
