@@ -113,5 +113,5 @@ def _is_inside(name: str) -> bool:
 def _write(path: Path, data: bytes, mode: int) -> None:
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with open(fd, "wb") as file:  # noqa: PTH123 -- a descriptor has no path
+    with open(fd, "wb") as file:
         file.write(data)

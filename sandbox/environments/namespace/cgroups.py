@@ -207,7 +207,7 @@ def _write_if_present(directory: str, name: str, value: int | str) -> bool:
 
 def _read(directory: str, name: str) -> str:
     try:
-        with open(f"{directory}/{name}") as file:  # noqa: PTH123 -- the spawner stays without pathlib on its hot path
+        with open(f"{directory}/{name}") as file:
             return file.read()
     except OSError:
         return ""

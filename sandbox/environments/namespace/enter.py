@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, fields
 from . import kernel
 from .confine import Identity, become
 
-# Joined in this order: a user namespace first, it gives the right to join what it owns; the mount namespace last, it takes the old paths away.
+# Joined in this order: a user namespace first, it gives the right to join what it owns; the mount namespace last, the old paths go with it.
 _KINDS = {
     "user": kernel.NEWUSER,
     "pid": kernel.NEWPID,
@@ -104,7 +104,7 @@ def fork_into(
 def _fork_rootless(
     target: ForkTarget, stdio: tuple[int, int, int], import_path: Sequence[str], keep: tuple[int, ...], cwd: str | None
 ) -> int:
-    """An ordinary user may join a process namespace only after the user namespace that owns it, so an outer child waits for the inner one."""
+    """An ordinary user may join a process namespace only after the user namespace that owns it: an outer child waits for the inner one."""
     pid = os.fork()
     if pid:
         return pid
@@ -148,7 +148,7 @@ def _or_die(
 ) -> None:
     try:
         _enter(target, stdio, import_path, keep, cwd, joined)
-    except BaseException as error:  # nothing of the parent's program may run in a child that did not get all the way inside
+    except BaseException as error:  # noqa: BLE001 -- nothing of the parent's program may run in a child that is not all the way inside
         os.write(2, f"cannot enter the sandbox: {error}\n".encode())
         os._exit(126)
 

@@ -43,8 +43,8 @@ class Host:
     async def start(cls, base: Path, mode: Mode | None = None) -> Host:
         """Sweep `base` (see `owner.sweep`) and start a spawner with its state below it.
 
-        `mode` is `rootful` for root and `rootless` for anyone else unless given. Raises SandboxError with what to do when this machine cannot
-        run sandboxes in that mode.
+        `mode` is `rootful` for root and `rootless` for anyone else unless given. Raises SandboxError with what to do when this machine
+        cannot run sandboxes in that mode.
         """
         mode = mode or ("rootful" if os.geteuid() == 0 else "rootless")
         if found := problems(mode):

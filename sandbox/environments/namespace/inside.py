@@ -110,7 +110,7 @@ class Init:
             body()
         except OSError as error:
             os.write(2, f"{error.strerror}: {error.filename or ''}\n".encode())
-        except BaseException as error:  # this child must end here, whatever happens
+        except BaseException as error:  # noqa: BLE001 -- this child must end here, whatever happens
             os.write(2, f"{error!r}\n".encode())
         os._exit(126)
 

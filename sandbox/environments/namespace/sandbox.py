@@ -15,7 +15,7 @@ from .channel import Call, Channel, SandboxError, SandboxLost
 from .enter import ForkTarget
 from .gate import Gate
 from .pipes import Collector, memory_file
-from .spec import DEFAULT_ENV, OPEN_FILES, ExecResult, LimitsMode, Mode, SandboxSpec, UsageReport, User
+from .spec import DEFAULT_ENV, ExecResult, LimitsMode, Mode, SandboxSpec, UsageReport, User
 
 GATE_PORT = 8000
 _SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
@@ -60,8 +60,8 @@ class Sandbox:
     ) -> ExecResult:
         """Run a command (a str by the shell) to its end. Processes that it leaves behind live on until `kill`.
 
-        `env` is added to `spec.DEFAULT_ENV`; `max_output` bounds each stream in bytes (default: the limits of the spec). After `timeout_s` or
-        when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it cannot
+        `env` is added to `spec.DEFAULT_ENV`; `max_output` bounds each stream, in bytes (default: from the spec). After `timeout_s`
+        or when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it cannot
         start a process (for one, at its process limit).
         """
         argv = [_SHELL, "-c", command] if isinstance(command, str) else list(command)
@@ -191,6 +191,3 @@ class Sandbox:
             await self._spawner.ask({"op": "destroy", "sandbox": self._number})
         except SandboxLost:
             return
-
-
-__all__ = ["OPEN_FILES", "Sandbox"]

@@ -6,6 +6,7 @@ packets on one socket and ends with its owner; every process 1 ends with it (PDE
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -41,12 +42,12 @@ class _Sandbox:
 
 
 class Spawner:
-    def __init__(self, connection: socket.socket, state: str, rootless: bool, group: cgroups.Group | None) -> None:
+    def __init__(self, connection: socket.socket, state: str, rootless: bool, group: cgroups.Group | None, owner: int) -> None:
         self._connection = connection
         self._mounts = f"{state}/mnt"
         self._rootless = rootless
         self._group = group
-        self._owner = os.getppid()
+        self._owner = owner
         self._poll = select.poll()
         self._sandboxes: dict[int, _Sandbox] = {}
         self._jobs: dict[int, int] = {}  # pid → request
@@ -66,16 +67,17 @@ class Spawner:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._poll.register(self._connection, select.POLLIN)
         self._poll.register(woken, select.POLLIN)
-        while os.getppid() == self._owner:
-            ready = [fd for fd, _ in self._poll.poll(_TICK_S * 1000 if self._sandboxes or self._leftover else 10_000)]
+        self._poll.register(self._owner, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in self._poll.poll(_TICK_S * 1000 if self._sandboxes or self._leftover else None)]
             if woken in ready:
                 os.read(woken, 4096)
             for fd in ready:
-                if fd not in (woken, self._connection.fileno()):
+                if fd not in (woken, self._owner, self._connection.fileno()):
                     self._hear(fd)
             self._reap()
             self._tick()
-            if self._connection.fileno() in ready and not self._request():
+            if self._owner in ready or (self._connection.fileno() in ready and not self._request()):
                 break
         self._end()
 
@@ -202,7 +204,7 @@ class Spawner:
             init = Init(control, {"agent": plan.agent, "root": root}, limits, self._rootless, self._user_namespace)
             os.write(announce, b"{}")
             os.close(announce)
-        except BaseException as error:  # whatever went wrong must reach the owner as a message, and this process must end
+        except BaseException as error:  # noqa: BLE001 -- whatever went wrong must reach the owner, and this process must end
             os.write(announce, json.dumps({"error": str(error) or repr(error)}).encode())
             os._exit(1)
         init.serve()
@@ -254,7 +256,7 @@ class Spawner:
             kernel.no_new_privileges()
             with open(1, "wb", buffering=1 << 18) as output:
                 transfer.pack("/", output, overlay=True)
-        except BaseException:  # the status tells the owner, and this child must end here
+        except BaseException:  # noqa: BLE001 -- the status tells the owner, and this child must end here
             os._exit(1)
         os._exit(0)
 
@@ -313,10 +315,8 @@ class Spawner:
         sandbox.waiting.clear()
 
     def _discard(self, store: str, group: cgroups.Group | None) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it may not be mounted yet
             kernel.unmount(store)
-        except OSError:
-            pass  # it was not mounted yet
         os.rmdir(store)
         if group and not group.remove():
             self._leftover.append(group)
@@ -332,10 +332,8 @@ class Spawner:
                 self._kill(sandbox)
 
     def _send(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the owner may be gone; the loop ends at its next turn
             self._connection.send(json.dumps(message).encode())
-        except OSError:
-            pass  # the owner is gone; the loop ends at its next turn
 
 
 def _user_namespace(uid_map: str, gid_map: str) -> int | None:
@@ -374,22 +372,35 @@ def _write_map(process: str, uid_map: str, gid_map: str, deny_groups: bool) -> N
             os.close(fd)
 
 
+def _enter_user_namespace() -> None:
+    """Continue in a child that is process 1 of a process namespace which an ordinary user owns: only such a one can be left and re-joined."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID)
+    _write_map("/proc/self", f"{UID_BASE} {uid} 1", f"{UID_BASE} {gid} 1", deny_groups=True)
+    pid = os.fork()
+    if pid == 0:
+        kernel.die_with_parent()
+        return
+    kernel.close_all_from(3)
+    os.waitpid(pid, 0)
+    os._exit(0)
+
+
 def main(descriptor: int, state: str, rootless: bool, record: int) -> None:
     """Entry point of the spawner's process. `record` is the locked owner record of `state`: it stays locked while this process lives."""
     connection = socket.socket(fileno=descriptor)
+    owner = os.pidfd_open(os.getppid())
     try:
         group = cgroups.find(os.path.basename(state))
         os.pwrite(record, json.dumps({"cgroups": group.paths if group else {}}).encode(), 0)
         if rootless:
-            uid, gid = os.geteuid(), os.getegid()
-            kernel.unshare(kernel.NEWUSER | kernel.NEWNS)
-            _write_map("/proc/self", f"{UID_BASE} {uid} 1", f"{UID_BASE} {gid} 1", deny_groups=True)
+            _enter_user_namespace()
         else:
             kernel.unshare(kernel.NEWNS)
         kernel.make_private("/")
-        spawner = Spawner(connection, state, rootless, group)
+        spawner = Spawner(connection, state, rootless, group, owner)
     except OSError as error:
         connection.send(json.dumps({"id": 0, "error": str(error)}).encode())
         return
-    connection.send(json.dumps({"id": 0, "limits": "cgroup" if group else "rlimit", "rootless": rootless}).encode())
+    connection.send(json.dumps({"id": 0, "limits": "cgroup" if group else "rlimit"}).encode())
     spawner.serve()

@@ -16,7 +16,7 @@ LimitsMode = Literal["cgroup", "rlimit"]
 
 OPEN_FILES = 4096
 DEFAULT_ENV: Mapping[str, str] = MappingProxyType(
-    {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "USER": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+    {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "USER": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 )
 
 
