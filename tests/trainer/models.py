@@ -8,8 +8,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Mo
 VOCAB = 97
 
 
-def make_model(*, moe: bool, seed: int = 0, experts: int = 16, top_k: int = 4, tied: bool = True, std: float = 0.1) -> PreTrainedModel:
-    """fp32, initialised with a deviation large enough that the experts differ and the logits are far from flat."""
+def make_model(
+    *, moe: bool, seed: int = 0, experts: int = 16, top_k: int = 4, tied: bool = True, std: float = 0.1, **sizes: int
+) -> PreTrainedModel:
+    """fp32, initialised with a deviation large enough that the experts differ and the logits are far from flat. `sizes` are HF's names."""
     torch.manual_seed(seed)
     common = {
         "vocab_size": VOCAB,
@@ -22,10 +24,12 @@ def make_model(*, moe: bool, seed: int = 0, experts: int = 16, top_k: int = 4, t
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
         "initializer_range": std,
+        **({"moe_intermediate_size": 24} if moe else {}),
+        **sizes,
     }
     if not moe:
         return Qwen3ForCausalLM(Qwen3Config(**common)).eval()
-    config = Qwen3MoeConfig(**common, num_experts=experts, num_experts_per_tok=top_k, moe_intermediate_size=24, norm_topk_prob=True)
+    config = Qwen3MoeConfig(**common, num_experts=experts, num_experts_per_tok=top_k, norm_topk_prob=True)
     model = Qwen3MoeForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         if "experts" in name or "mlp.gate" in name:
