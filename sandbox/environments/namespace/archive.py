@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from .transfer import OPAQUE, WHITEOUT
+from .transfer import OPAQUE, SINGLE, WHITEOUT
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,16 @@ def pack(source: Path, target: str) -> tuple[bytes, str]:
 def extract(data: bytes, target: Path) -> list[str]:
     """Write an archive made by `transfer.pack`; returns the names that were left out.
 
-    An archive of one file without a directory becomes the file `target` when `target` is not a directory.
+    The archive of a single file becomes the file `target`.
     """
     skipped = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
         members = tar.getmembers()
         target.parent.mkdir(parents=True, exist_ok=True)
         for member in members:
+            if SINGLE in member.pax_headers:
+                _write(target, _content(tar, member), member.mode & 0o777 | 0o600)
+                continue
             if not (member.isreg() or member.isdir()) or not _is_inside(member.name):
                 skipped.append(member.name)
                 continue

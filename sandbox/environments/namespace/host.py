@@ -8,9 +8,10 @@ import json
 import os
 import socket
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from . import owner
 from .channel import Channel, SandboxError
@@ -31,6 +32,8 @@ _CREATE_S = 60
 
 class Host:
     """A running spawner. Use `async with Host.open(base_dir) as host`, or `start` and `stop`."""
+
+    _running: ClassVar[weakref.WeakValueDictionary[Path, Host]] = weakref.WeakValueDictionary()
 
     def __init__(self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode) -> None:
         self._process = process
@@ -73,7 +76,14 @@ class Host:
             await process.wait()
             owner.remove(state)
             raise SandboxError(f"cannot start the sandbox spawner: {error or 'no answer'}") from error
-        return cls(process, channel, state, mode, message["limits"])
+        host = cls(process, channel, state, mode, message["limits"])
+        cls._running[state.parent] = host
+        return host
+
+    @classmethod
+    def running(cls, base: Path) -> Host | None:
+        """The host that this process started for `base`: Harbor makes environments from plain options and cannot pass one on."""
+        return cls._running.get(base.resolve())
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -134,6 +144,8 @@ class Host:
 
     async def stop(self) -> None:
         """End every sandbox and the spawner, and remove the state directory."""
+        if self._running.get(self._state.parent) is self:
+            del self._running[self._state.parent]
         self._channel.close()
         await self._process.wait()
         if self._state.exists():

@@ -96,6 +96,8 @@ class Init:
                     listener.bind(("127.0.0.1", message["port"]))
                     listener.listen(128)
                     self._send({"id": message["id"]}, [listener.fileno()])
+            case "stat":
+                self._send({"id": message["id"], "mode": _mode(message["path"])})
             case "namespaces":
                 self._namespaces(message["id"])
 
@@ -144,6 +146,13 @@ class Init:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
         except OSError:
             os._exit(0)  # the host is gone
+
+
+def _mode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return None
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> None:

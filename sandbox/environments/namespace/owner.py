@@ -21,7 +21,7 @@ _PREFIX = "lego-rl-"
 def claim(base: Path) -> tuple[Path, int]:
     """Make a state directory below `base` and lock its record. Returns the directory and the descriptor that holds the lock."""
     base.mkdir(parents=True, exist_ok=True)
-    state = base / f"{_PREFIX}{secrets.token_hex(6)}"
+    state = base.resolve() / f"{_PREFIX}{secrets.token_hex(6)}"
     state.mkdir(mode=0o700)
     (state / "mnt").mkdir(mode=0o700)
     record = os.open(state / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from . import archive
 from .archive import Change
@@ -24,7 +25,7 @@ _TRANSFER_S = 60
 
 
 class Sandbox:
-    """Made by `Host.create`. After `kill` only `usage`, `changes` and `destroy` work."""
+    """Made by `Host.create`. After `kill` only `usage`, `changes`, `download` and `destroy` work."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Sandbox:
         self._cgroups = tuple(created["cgroups"])
         self._rlimits = rlimits
         self._gate: Gate | None = None
+        self._killed = False
         self.spec = spec
         self.mode = mode
         self.limits_mode = limits_mode
@@ -61,8 +63,8 @@ class Sandbox:
         """Run a command (a str by the shell) to its end. Processes that it leaves behind live on until `kill`.
 
         `env` is added to `spec.DEFAULT_ENV`; `max_output` bounds each stream, in bytes (default: from the spec). After `timeout_s`
-        or when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it cannot
-        start a process (for one, at its process limit).
+        or when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it
+        cannot start a process (for one, at its process limit).
         """
         argv = [_SHELL, "-c", command] if isinstance(command, str) else list(command)
         request = {"op": "exec", "argv": argv, "env": {**DEFAULT_ENV, **(env or {})}, "cwd": cwd or self.spec.workdir, "user": user}
@@ -139,24 +141,24 @@ class Sandbox:
         """Copy the file `source` to the host path `target`, or a directory's content into the directory `target`.
 
         Only regular files and directories arrive; the names of all else (links that an agent planted) are returned. Raises SandboxError
-        when `source` is missing or unreadable for `user`, or its archive is larger than `max_bytes`.
+        when `source` is missing or unreadable for `user`, or larger than `max_bytes`. Works after `kill` too, except in the work directory.
         """
+        data = await (self._pack_dead("root", source, max_bytes) if self._killed else self._pack(source, max_bytes, user))
+        return await asyncio.to_thread(archive.extract, data, target)
+
+    async def _pack(self, source: str, max_bytes: int, user: User) -> bytes:
         request = {"op": "pack", "path": source, "cwd": "/", "user": user}
         result = await self._run(request, _TRANSFER_S, None, (max_bytes, 4096))
         if result.return_code != 0:
             raise SandboxError(f"cannot download {source}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
         if result.truncated:
             raise SandboxError(f"cannot download {source}: it is larger than {max_bytes} bytes")
-        return await asyncio.to_thread(archive.extract, result.stdout, target)
+        return result.stdout
 
-    async def changes(self, max_bytes: int = 64 << 20) -> list[Change]:
-        """How the work directory differs from the pristine tree. Call `kill` first for an answer that stays true.
-
-        Raises SandboxError when the changed files have more than `max_bytes` together.
-        """
+    async def _pack_dead(self, layer: str, source: str, max_bytes: int) -> bytes:
         out = Collector(max_bytes)
         try:
-            call = await self._spawner.call({"op": "collect", "sandbox": self._number}, (out.writer,))
+            call = await self._spawner.call({"op": "pack", "sandbox": self._number, "layer": layer, "path": source}, (out.writer,))
         finally:
             out.started()
         try:
@@ -164,22 +166,39 @@ class Sandbox:
                 status = await call.done
                 await out.ended
         except TimeoutError:
-            raise SandboxError(f"collecting the changes took longer than {_TRANSFER_S} s") from None
+            raise SandboxError(f"reading {source} took longer than {_TRANSFER_S} s") from None
         finally:
             data = out.finish()
         if out.truncated:
-            raise SandboxError(f"the changes are larger than {max_bytes} bytes")
+            raise SandboxError(f"{source} is larger than {max_bytes} bytes")
         if status != 0:
-            raise SandboxError("the changes cannot be read")
+            raise SandboxError(f"{source} cannot be read")
+        return data
+
+    async def changes(self, max_bytes: int = 64 << 20) -> list[Change]:
+        """How the work directory differs from the pristine tree. Call `kill` first for an answer that stays true.
+
+        Raises SandboxError when the changed files have more than `max_bytes` together.
+        """
+        data = await self._pack_dead("upper", "/", max_bytes)
         return await asyncio.to_thread(archive.changes, data, self.spec.workspace)
+
+    async def kind(self, path: str) -> Literal["file", "directory", "other", "missing"]:
+        """What is at a path in the sandbox; links are followed there."""
+        message, _ = await self._control.ask({"op": "stat", "path": path})
+        mode = message["mode"]
+        if mode is None:
+            return "missing"
+        return "directory" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
     async def usage(self) -> UsageReport:
         message, _ = await self._spawner.ask({"op": "usage", "sandbox": self._number})
         return UsageReport(**message["usage"])
 
     async def kill(self) -> None:
-        """SIGKILL to everything inside; on return no process of the sandbox exists. Its files stay for `changes`."""
+        """SIGKILL to everything inside; on return no process of the sandbox exists. Its files stay for `changes` and `download`."""
         await self.close_gate()
+        self._killed = True
         await self._spawner.ask({"op": "kill", "sandbox": self._number})
         self._control.close()
 

@@ -125,8 +125,8 @@ class Spawner:
                     self._gone(sandbox)
             case "usage":
                 self._usage(message["id"], sandbox)
-            case "collect":
-                self._collect(message["id"], sandbox, fds)
+            case "pack":
+                self._pack(message, sandbox, fds)
 
     def _create(self, message: dict[str, Any], fds: list[int]) -> None:
         slot = next(number for number in range(len(self._sandboxes) + 1) if number not in self._sandboxes)
@@ -240,22 +240,22 @@ class Spawner:
         facts = asdict(usage) | {"cpu_exceeded": sandbox.cpu_exceeded, "disk_used": used, "disk_full": full, "running": bool(sandbox.pid)}
         self._send({"id": request, "usage": facts})
 
-    def _collect(self, request: int, sandbox: _Sandbox, fds: list[int]) -> None:
-        """Stream the upper layer of the work directory as tar, from a child that sees nothing else."""
+    def _pack(self, message: dict[str, Any], sandbox: _Sandbox, fds: list[int]) -> None:
+        """Stream what a sandbox wrote as tar: `layer` is `root`, or `upper` of the work directory. The child sees nothing but that."""
         pid = os.fork()
         if pid:
-            self._jobs[pid] = request
+            self._jobs[pid] = message["id"]
             return
         try:
             os.dup2(fds[0], 1)
-            os.chroot(f"{sandbox.store}/upper")
+            os.chroot(f"{sandbox.store}/{message['layer']}")
             os.chdir("/")
             kernel.close_all_from(3)
             kernel.drop_bounding_set()
             kernel.set_capabilities(1 << kernel.CAP_DAC_READ_SEARCH | 1 << kernel.CAP_SYS_ADMIN)  # the latter to read trusted.overlay.*
             kernel.no_new_privileges()
             with open(1, "wb", buffering=1 << 18) as output:
-                transfer.pack("/", output, overlay=True)
+                transfer.pack(message["path"], output, overlay=message["layer"] == "upper")
         except BaseException:  # noqa: BLE001 -- the status tells the owner, and this child must end here
             os._exit(1)
         os._exit(0)
@@ -373,7 +373,7 @@ def _write_map(process: str, uid_map: str, gid_map: str, deny_groups: bool) -> N
 
 
 def _enter_user_namespace() -> None:
-    """Continue in a child that is process 1 of a process namespace which an ordinary user owns: only such a one can be left and re-joined."""
+    """Continue as process 1 of a process namespace that an ordinary user owns: only such a one can be left and joined again."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEWUSER | kernel.NEWNS | kernel.NEWPID)
     _write_map("/proc/self", f"{UID_BASE} {uid} 1", f"{UID_BASE} {gid} 1", deny_groups=True)

@@ -10,22 +10,27 @@ import stat
 import tarfile
 from typing import IO
 
+SINGLE = "single"
 WHITEOUT = "whiteout"
 OPAQUE = "opaque"
 
 
 def pack(path: str, output: IO[bytes], overlay: bool = False) -> None:
-    """Write the file or directory `path` as a tar stream; a directory's entries are named relative to it, a file by its base name.
+    """Write the file or directory `path` as a tar stream; a directory's entries are named relative to it, a file carries `single`.
 
-    Files that are neither regular, directory nor link are left out. With `overlay` the directory is the upper layer of an overlay:
-    a whiteout becomes an empty entry with the PAX record `whiteout`, an opaque directory carries `opaque`.
+    `path` itself may be a link, which resolves in this process's own root. What is neither regular, directory nor link is left out.
+    With `overlay` the directory is the upper layer of an overlay: a whiteout becomes an empty entry with the PAX record `whiteout`,
+    an opaque directory carries `opaque`.
     """
-    status = os.lstat(path)
-    if stat.S_ISDIR(status.st_mode):
+    path = os.path.realpath(path)
+    if os.path.isdir(path):
         _pack_directory(path, "", output, overlay)
+    elif os.path.isfile(path):
+        info = tarfile.TarInfo(os.path.basename(path))
+        info.mode, info.pax_headers = os.stat(path).st_mode & 0o7777, {SINGLE: "y"}
+        _pack_file(path, info, output)
     else:
-        # The caller may name a link on purpose; it was resolved in this process's own root.
-        _pack_entry(os.path.realpath(path), os.path.basename(path), output, overlay)
+        raise FileNotFoundError(2, "no such file or directory", path)
     output.write(bytes(2 * tarfile.BLOCKSIZE))
     output.flush()
 

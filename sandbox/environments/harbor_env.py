@@ -1,0 +1,252 @@
+"""The namespace sandbox as a Harbor environment, import path `sandbox.environments.harbor_env:NamespaceEnvironment`.
+
+Convention: `environment/workspace/` of a task is the pristine tree for `[environment].workdir`. There are no images: the host's programs
+are what a task may use, and a Dockerfile is not read. The network is the gate or nothing, so a task must ask for `no-network`.
+
+Harbor makes the verifier's environment from the same options; it gets neither the gate nor the agent's mounts. Only the separate verifier
+mode makes sense here: /tests and /logs/verifier of the agent's own sandbox belong to `root`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, override
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.options import EnvironmentOptions
+from harbor.models.task.config import NetworkMode
+from pydantic import BaseModel, ConfigDict, Field
+
+from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.namespace.host import Host
+from sandbox.environments.namespace.preflight import default_mode, problems
+from sandbox.environments.namespace.sandbox import Sandbox
+from sandbox.environments.namespace.spec import Directory, RoMount, SandboxSpec, User
+from server.schemas.runspec import Limits
+
+WORKDIR = "/workspace"
+_AGENT_PATHS = ("/logs/agent", "/logs/artifacts", "/home/agent", "/tmp")  # noqa: S108 -- paths in the sandbox
+_DIRECTORIES = (
+    Directory("/logs", "root"),
+    Directory("/logs/agent"),
+    Directory("/logs/artifacts"),
+    Directory("/logs/verifier", "root"),
+    Directory("/tests", "root"),
+    Directory("/solution", "root", 0o700),
+    Directory("/installed-agent", "root"),
+    Directory("/runtime", "root"),
+)
+
+
+class Mount(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    source: Path
+    target: str = ""
+
+
+class NamespaceOptions(EnvironmentOptions):
+    """`TrialEnvironmentConfig.kwargs`."""
+
+    base_dir: Path
+    """State directory of the spawner. A `Host` that this process started for it is used; otherwise every environment starts its own."""
+    limits: Limits = Limits()
+    mounts: list[Mount] = Field(default_factory=list)
+    """Read-only, in the agent's sandbox only: the harness runtime."""
+    verifier_mounts: list[Mount] = Field(default_factory=list)
+    gate: str | None = None
+    """`host:port` of this rollout's proxy, for the agent's sandbox only."""
+
+
+class NamespaceEnvironment(BaseEnvironment):
+    """One sandbox. `sandbox` and `gate_url` are for agents and verifiers of this room that work below Harbor's interface."""
+
+    options_model = NamespaceOptions
+    options: NamespaceOptions
+
+    def __init__(self, *args: Any, session_id: str, **kwargs: Any) -> None:
+        self.is_verifier = "__verifier" in session_id
+        self._host: Host | None = None
+        self._sandbox: Sandbox | None = None
+        self._untouched = True
+        self.gate_url: str | None = None
+        super().__init__(*args, session_id=session_id, **kwargs)
+
+    @staticmethod
+    @override
+    def type() -> str:
+        return "namespace"
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True)
+
+    @classmethod
+    @override
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        return EnvironmentResourceCapabilities(memory_limit=True)
+
+    @classmethod
+    @override
+    def preflight(cls, kwargs: dict[str, Any] | None = None) -> None:
+        super().preflight(kwargs)
+        if found := problems(default_mode()):
+            raise ValueError("; ".join(found))
+
+    @override
+    def _validate_definition(self) -> None:
+        if not self._workspace.is_dir():
+            raise FileNotFoundError(
+                f"task {self.environment_name} has no directory {self._workspace}: the namespace environment starts from that tree and "
+                f"does not build images; put the files of the task's work directory there"
+            )
+        if self._network_policy.network_mode != NetworkMode.NO_NETWORK:
+            raise ValueError(
+                f"task {self.environment_name} asks for network_mode={self._network_policy.network_mode.value!r}, but the namespace "
+                'environment has no network: set network_mode = "no-network" in [environment] of its task.toml'
+            )
+
+    @property
+    def _workspace(self) -> Path:
+        return self.environment_dir / "workspace"
+
+    @property
+    def workdir(self) -> str:
+        return self.task_env_config.workdir or WORKDIR
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The running sandbox; SandboxError before `start` and after `stop`."""
+        if self._sandbox is None:
+            raise SandboxError(f"the sandbox of {self.session_id} is not running")
+        return self._sandbox
+
+    # ---------------------------------------------------------------- life
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        host = Host.running(self.options.base_dir)
+        if host is None:
+            host = self._host = await Host.start(self.options.base_dir)
+        self._sandbox = await host.create(self._spec())
+        self._untouched = True
+        if self.options.gate and not self.is_verifier:
+            address, _, port = self.options.gate.rpartition(":")
+            self.gate_url = await self._sandbox.open_gate(address, int(port))
+
+    def _spec(self) -> SandboxSpec:
+        asked = self.task_env_config
+        limits = self.options.limits
+        given = {"memory_mb": asked.memory_mb, "disk_mb": asked.storage_mb}
+        mounts = self.options.verifier_mounts if self.is_verifier else self.options.mounts
+        bound = [RoMount(mount.source, mount.target) for mount in mounts]
+        for mount in self._host_mounts:
+            if mount["type"] != "bind" or not mount.get("read_only"):
+                raise ValueError(f"mount {mount['target']} of {self.environment_name}: only read-only bind mounts are possible")
+            bound.append(RoMount(Path(mount["source"]), mount["target"]))
+        return SandboxSpec(
+            workspace=self._workspace,
+            workdir=self.workdir,
+            mounts=tuple(bound),
+            directories=_DIRECTORIES,
+            limits=limits.model_copy(update={name: value for name, value in given.items() if value}),
+        )
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        """Both values of `delete` remove everything: a sandbox has no state that could be kept."""
+        sandbox, self._sandbox = self._sandbox, None
+        host, self._host = self._host, None
+        self.gate_url = None
+        try:
+            if sandbox is not None:
+                await sandbox.destroy()
+        finally:
+            if host is not None:
+                await host.stop()
+
+    # ---------------------------------------------------------------- commands
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Without a user the agent's sandbox runs commands as `agent`, the verifier's as `root`. Raises RuntimeError on a time-out."""
+        self._untouched = False
+        result = await self.sandbox.exec(
+            command, env=self._merge_env(env), cwd=cwd, user=self._identity(self._resolve_user(user)), timeout_s=timeout_sec
+        )
+        stdout, stderr = result.stdout.decode(errors="replace"), result.stderr.decode(errors="replace")
+        if callback := self._output_callback():
+            await callback(stdout, "stdout")
+            await callback(stderr, "stderr")
+        if result.timed_out:
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
+        return ExecResult(stdout=stdout, stderr=stderr, return_code=result.return_code)
+
+    def _identity(self, user: str | int | None) -> User:
+        match user:
+            case None:
+                return "root" if self.is_verifier else "agent"
+            case "root" | 0 | "0":
+                return "root"
+            case "agent":
+                return "agent"
+        raise ValueError(f"the namespace environment has the users `agent` and `root`, not {user!r}")
+
+    @override
+    async def empty_dirs(self, dirs: Sequence[str | PurePosixPath], *, chmod: bool = True) -> ExecResult | None:
+        """Nothing to do for the directories of a sandbox in which nothing has happened yet."""
+        made = {directory.path for directory in _DIRECTORIES}
+        if self._untouched and {str(path) for path in dirs} <= made:
+            return ExecResult(stdout="", stderr="", return_code=0)
+        return await super().empty_dirs(dirs, chmod=chmod)
+
+    @override
+    async def is_dir(self, path: str, user: str | int | None = None) -> bool:
+        return await self.sandbox.kind(path) == "directory"
+
+    @override
+    async def is_file(self, path: str, user: str | int | None = None) -> bool:
+        return await self.sandbox.kind(path) == "file"
+
+    # ---------------------------------------------------------------- files
+
+    def _owner(self, path: str) -> User:
+        """Who owns an uploaded file: the agent in its own places, otherwise root."""
+        own = (self.workdir, *_AGENT_PATHS)
+        return "agent" if any(PurePosixPath(path).is_relative_to(place) for place in own) else "root"
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        self._untouched = False
+        await self.sandbox.upload(Path(source_path), target_path, self._owner(target_path))
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        self._untouched = False
+        await self.sandbox.upload(Path(source_dir), target_dir, self._owner(target_dir))
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        await self._download(source_path, Path(target_path))
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        await self._download(source_dir, Path(target_dir))
+
+    async def _download(self, source: str, target: Path) -> None:
+        skipped = await self.sandbox.download(source, target, user="root")
+        if skipped:
+            self.logger.warning("left out of the download of %s: %s", source, ", ".join(skipped[:10]))
+
+
+__all__ = ["Mount", "NamespaceEnvironment", "NamespaceOptions"]
