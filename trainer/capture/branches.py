@@ -41,11 +41,12 @@ def _reason(turn: Turn, rival: Turn, behind: Turn | None, matched: Turn | None) 
         return BranchReason.RETRY
     if matched is not behind:
         return BranchReason.TEMPLATE_STRIP
-    if rival.parent in turn.path():  # everything before the newest turn is still there, the turn itself is not
-        return BranchReason.MALFORMED_TURN
+    mine, theirs = turn.path(), rival.path()
+    if rival.parent in mine:  # everything before the newest turn is still there: was the turn dropped, or replaced?
+        instead = mine[mine.index(rival.parent) + 1]
+        return BranchReason.HISTORY_EDITED if instead.message.role == "assistant" else BranchReason.MALFORMED_TURN
     if behind is not None:
         return BranchReason.HISTORY_EDITED
-    mine, theirs = turn.path(), rival.path()
     if mine[1].message != theirs[1].message:
         return BranchReason.SUB_AGENT
     return BranchReason.COMPACTION if mine[0] is theirs[0] else BranchReason.TOOLS_CHANGED

@@ -9,13 +9,13 @@ import inspect
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
 from weakref import WeakValueDictionary
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,8 +23,10 @@ from starlette.types import Receive, Scope, Send
 
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Turn
+from trainer.capture.request import Request
 from trainer.engine.base import Engine, Sampling
 from trainer.proxy.dialects import Dialect
+from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.fields import load
 from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.refusal import Reason, Refusal
@@ -37,6 +39,9 @@ MAX_BODY = 32 * 1024 * 1024
 BODY_TIMEOUT_S = 60
 KEEP_ALIVE_S = 600
 """Longer than an agent's commands take, so that a client does not write into a connection that is being closed."""
+
+
+Handler = Callable[[HTTPRequest, Dialect, Session, Request], Awaitable[Response]]
 
 
 class ClientGone(Exception):
@@ -107,10 +112,12 @@ class Proxy:
             self._server = self._serving = None
 
     def _app(self) -> Starlette:
-        base = "/r/{rollout_id}"
+        base, openai, anthropic = "/r/{rollout_id}", OpenAIChat(), Anthropic()
         return Starlette(
             routes=[
-                Route(f"{base}/v1/chat/completions", self._endpoint(OpenAIChat()), methods=["POST"]),
+                Route(f"{base}/v1/chat/completions", self._guarded(openai, self._answer), methods=["POST"]),
+                Route(f"{base}/v1/messages", self._guarded(anthropic, self._answer), methods=["POST"]),
+                Route(f"{base}/v1/messages/count_tokens", self._guarded(anthropic, _count), methods=["POST"]),
                 Route(f"{base}/v1/models", _models, methods=["GET"]),
                 Route(base, _nothing, methods=["HEAD"]),
                 Route(base + "/{rest:path}", _nothing, methods=["HEAD"]),
@@ -118,19 +125,23 @@ class Proxy:
             exception_handlers={HTTPException: _no_such_path},
         )
 
-    def _endpoint(self, dialect: Dialect) -> Any:
+    async def _answer(self, http: HTTPRequest, dialect: Dialect, session: Session, request: Request) -> Response:
+        turn = await _unless_gone(http, session.answer(request))
+        if request.stream:
+            return _Answer(turn, "".join(dialect.events(turn, request)), media_type="text/event-stream")
+        return _Answer(turn, json.dumps(dialect.encode(turn, request)), media_type="application/json")
+
+    def _guarded(self, dialect: Dialect, handle: Handler) -> Callable[[HTTPRequest], Awaitable[Response]]:
+        """An endpoint that checks the key, parses the body, and answers every error in the dialect's own words."""
+
         async def endpoint(http: HTTPRequest) -> Response:
             session = None
             try:
                 session = self._authorize(http)
-                request = dialect.parse(load(await _body(http)), http.headers)
-                turn = await _unless_gone(http, session.answer(request))
-                if request.stream:
-                    return _Answer(turn, "".join(dialect.events(turn, request)), media_type="text/event-stream")
-                return _Answer(turn, json.dumps(dialect.encode(turn, request)), media_type="application/json")
+                return await handle(http, dialect, session, dialect.parse(load(await _body(http)), http.headers))
             except Refusal as refusal:
                 return _refused(dialect, refusal)
-            except ClientGone:
+            except (ClientGone, ClientDisconnect):
                 return Response(status_code=499)
             except Exception as error:
                 # A fault of ours must end as Failed(proxy) with the harness stopped, not as a retried 500 or a reward.
@@ -174,6 +185,11 @@ class _Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
         self._turn.sent = True
+
+
+async def _count(http: HTTPRequest, dialect: Dialect, session: Session, request: Request) -> Response:
+    """Claude Code decides by this number whether a file is too long to read, so it is part of the environment: real and repeatable."""
+    return Response(json.dumps({"input_tokens": session.count(request)}), media_type="application/json")
 
 
 async def _body(http: HTTPRequest) -> bytes:
@@ -224,7 +240,6 @@ async def _nothing(_: HTTPRequest) -> Response:
     return Response()
 
 
-async def _no_such_path(_: HTTPRequest, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
+async def _no_such_path(_: HTTPRequest, __: Exception) -> Response:
     body = {"error": {"type": "not_found_error", "message": "this proxy serves no such path or method"}}
-    return Response(json.dumps(body), status, media_type="application/json")
+    return Response(json.dumps(body), 404, media_type="application/json")

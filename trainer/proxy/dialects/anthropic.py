@@ -1,0 +1,190 @@
+"""Anthropic messages, as Claude Code speaks them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.capture.graph import Turn
+from trainer.capture.message import Message, ToolCall
+from trainer.capture.request import Request
+from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, fold_system, join, sse, wrong
+from trainer.proxy.refusal import Reason, Refusal
+
+KNOWN = frozenset(
+    {
+        "model", "messages", "system", "tools", "tool_choice", "max_tokens", "metadata", "stop_sequences", "stream", "temperature",
+        "top_p", "top_k", "thinking", "service_tier",
+    }
+)  # fmt: skip
+BILLING = "x-anthropic-billing-header:"
+"""First system line of Claude Code: its suffix is a fingerprint of the first user message, so it would break every shared prefix."""
+THREAD_HEADER = "x-claude-code-agent-id"
+STATUS = {
+    Reason.BAD_REQUEST: (400, "invalid_request_error"),
+    Reason.TOO_LARGE: (413, "request_too_large"),
+    Reason.SLOW: (408, "timeout_error"),
+    Reason.UNAUTHORIZED: (401, "authentication_error"),
+    Reason.NOT_FOUND: (404, "not_found_error"),
+    Reason.ENDED: (404, "not_found_error"),
+    Reason.OVERFLOW: (400, "invalid_request_error"),
+    Reason.TURN_CAP: (400, "invalid_request_error"),
+}
+
+
+class Anthropic:
+    def parse(self, body: Any, headers: Mapping[str, str]) -> Request:
+        body = an_object(body, "the body")
+        messages = _system(body.get("system"))
+        for i, item in enumerate(a_list(body.get("messages"), "messages")):
+            messages += _messages(an_object(item, f"messages[{i}]"), f"messages[{i}]")
+        if not any(message.role != "system" for message in messages):
+            raise wrong("messages", "a list of at least one message")
+        return Request(
+            messages=fold_system(messages),
+            tools=[_tool(item, f"tools[{i}]") for i, item in enumerate(a_list(body.get("tools") or [], "tools"))],
+            model=a_string(body.get("model", ""), "model"),
+            stream=body.get("stream") is True,
+            max_tokens=a_count(body.get("max_tokens"), "max_tokens"),
+            thread=headers.get(THREAD_HEADER, ""),
+            unknown=frozenset(body.keys() - KNOWN),
+        )
+
+    def encode(self, turn: Turn, request: Request) -> dict[str, Any]:
+        usage = {**_usage(turn), "output_tokens": len(turn.sampled)}
+        return {**_head(turn, request), "content": _blocks(turn), "stop_reason": _stop(turn), "usage": usage}
+
+    def events(self, turn: Turn, request: Request) -> Iterator[str]:
+        head = {**_head(turn, request), "content": [], "stop_reason": None, "usage": {**_usage(turn), "output_tokens": 0}}
+        yield _event("message_start", message=head)
+        for i, block in enumerate(_blocks(turn)):
+            start, deltas = _as_deltas(block)
+            yield _event("content_block_start", index=i, content_block=start)
+            for delta in deltas:
+                yield _event("content_block_delta", index=i, delta=delta)
+            yield _event("content_block_stop", index=i)
+        delta = {"stop_reason": _stop(turn), "stop_sequence": None}
+        yield _event("message_delta", delta=delta, usage={"output_tokens": len(turn.sampled)})
+        yield _event("message_stop")
+
+    def refuse(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
+        status, kind = STATUS[refusal.reason]
+        message = refusal.message
+        if refusal.reason in (Reason.OVERFLOW, Reason.TURN_CAP):  # the one wording that Claude Code does not send again
+            message = f"prompt is too long: {refusal.tokens} tokens > {refusal.limit} maximum"
+        return status, {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _system(system: Any) -> list[Message]:
+    text = _text(system, "system") if system is not None else ""
+    lines = text.split("\n", 1)
+    if lines[0].startswith(BILLING):
+        text = lines[1] if len(lines) > 1 else ""
+    return [Message("system", text)] if text else []
+
+
+def _messages(item: dict[str, Any], where: str) -> list[Message]:
+    """One wire message is one message here, except that each tool result of a user message stands alone, in the order given."""
+    role, content = item.get("role"), item.get("content")
+    if role == "system":
+        return [Message("system", _text(content, f"{where}.content"))]
+    if role == "assistant":
+        return [_assistant(content, f"{where}.content")]
+    if role != "user":
+        raise wrong(f"{where}.role", "user, assistant or system")
+    if isinstance(content, str):
+        return [Message("user", content)]
+    messages: list[Message] = []
+    texts: list[str] = []
+    for i, block in enumerate(a_list(content, f"{where}.content")):
+        at = f"{where}.content[{i}]"
+        block = an_object(block, at)
+        if block.get("type") != "tool_result":
+            texts.append(_block_text(block, at))
+            continue
+        if texts:
+            messages.append(Message("user", join(texts)))
+            texts = []
+        result = block.get("content")
+        call_id = a_string(block.get("tool_use_id"), f"{at}.tool_use_id")
+        messages.append(Message("tool", _text(result, f"{at}.content") if result is not None else "", tool_call_id=call_id))
+    return [*messages, Message("user", join(texts))] if texts or not messages else messages
+
+
+def _assistant(content: Any, where: str) -> Message:
+    if isinstance(content, str):
+        return Message("assistant", content)
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(a_list(content, where)):
+        at = f"{where}[{i}]"
+        kind = an_object(block, at).get("type")
+        if kind == "tool_use":
+            calls.append(ToolCall(a_string(block.get("id"), f"{at}.id"), a_string(block.get("name"), f"{at}.name"), block.get("input", {})))
+        elif kind == "thinking":
+            thoughts.append(a_string(block.get("thinking"), f"{at}.thinking"))
+        elif kind != "redacted_thinking":
+            texts.append(_block_text(block, at))
+    return Message("assistant", join(texts), tuple(calls), reasoning=join(thoughts) if thoughts else None)
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return join(_block_text(an_object(block, f"{where}[{i}]"), f"{where}[{i}]") for i, block in enumerate(a_list(content, where)))
+
+
+def _block_text(block: dict[str, Any], where: str) -> str:
+    """Blocks that are no text are named in brackets: the policy reads text only."""
+    return a_string(block.get("text"), f"{where}.text") if block.get("type") == "text" else f"[{block.get('type')}]"
+
+
+def _tool(item: Any, where: str) -> dict[str, Any]:
+    item = an_object(item, where)
+    return {
+        "type": "function",
+        "function": {
+            "name": a_string(item.get("name"), f"{where}.name"),
+            "description": a_string(item.get("description", ""), f"{where}.description"),
+            "parameters": an_object(item.get("input_schema", {"type": "object", "properties": {}}), f"{where}.input_schema"),
+        },
+    }
+
+
+def _blocks(turn: Turn) -> list[dict[str, Any]]:
+    message, blocks = turn.message, list[dict[str, Any]]()
+    if message.reasoning:
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    return blocks + [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in message.tool_calls]
+
+
+def _as_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as its opening state and what is added to it."""
+    match block["type"]:
+        case "text":
+            return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+        case "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}, {"type": "signature_delta", "signature": ""}]
+            return {**block, "thinking": ""}, deltas
+        case _:
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+
+
+def _stop(turn: Turn) -> str:
+    if turn.stop == "length":
+        return "max_tokens"
+    return "tool_use" if turn.message.tool_calls else "end_turn"
+
+
+def _head(turn: Turn, request: Request) -> dict[str, Any]:
+    return {"id": f"msg_{turn.index}", "type": "message", "role": "assistant", "model": request.model, "stop_sequence": None}
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    return {"input_tokens": turn.prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+
+
+def _event(name: str, **fields: Any) -> str:
+    return sse({"type": name, **fields}, name)
