@@ -1,6 +1,6 @@
 """A batched CPU engine for small Qwen3 and Qwen3-MoE policies: continuous batching, KV reuse over the turns of a session, routes.
 
-All work happens on the event loop that calls `generate`, which gets its turn between two forward passes: 1 ms to 7 ms for the demo
+All work happens on the event loop that calls `generate`, which gets its turn between two forward passes: 1 ms to 10 ms for the demo
 policy. A worker thread would wake the loop sooner but takes the same CPU time, the two sharing one interpreter lock, and cancelling
 or swapping weights in the middle of a pass would need locks of its own. Run torch with one thread.
 """
@@ -23,7 +23,7 @@ from .forward import Policy
 from .sampling import draw
 from .weights import Shape, read_checkpoint
 
-_PREFILL_TOKENS = 256
+_PREFILL_TOKENS = 512
 """Most prompt tokens taken into one iteration (but at least one request): it bounds how long the loop is held."""
 
 
@@ -123,7 +123,7 @@ class CpuEngine:
         """Runs while there are requests; `generate` starts it again."""
         while self._waiting or self._active:
             try:
-                if admitted := self._admit():
+                while admitted := self._admit():  # all prompts first: a session asks again only after its answer, so this ends
                     self._advance(admitted, [row.prompt[len(self._cache.tokens[_slot(row)]) :] for row in admitted])
                     await asyncio.sleep(0)
                 if self._active:

@@ -63,18 +63,22 @@ class Policy:
             x = x + self._attend(index, F.rms_norm(x, x.shape[-1:], layer.input_norm, self.shape.eps), cache, at)
             h = F.rms_norm(x, x.shape[-1:], layer.mlp_norm, self.shape.eps)
             if isinstance(layer.mlp, Mlp):
+                if index == self.shape.layers - 1:
+                    x, h = x[at.last], h[at.last]
                 gate, up = F.linear(h, layer.mlp.gate_up).chunk(2, -1)
                 x = x + F.linear(F.silu(gate) * up, layer.mlp.down)
             else:
                 weights, experts = self._route(h, layer.mlp)
                 routes.append(experts)
+                if index == self.shape.layers - 1:  # behind the last attention only the last tokens matter
+                    x, h, weights, experts = (part[at.last] for part in (x, h, weights, experts))
                 x = x + (_wide if len(h) <= _DENSE_ROWS else _sorted)(h, weights, experts, layer.mlp)
         if cache.routes is not None:
             cells = cache.routes.reshape(-1, *cache.routes.shape[2:])  # a view: the array is contiguous
             cells[at.cells.numpy()] = torch.stack(routes, 1).numpy()
         for slot, tokens in zip(slots, new, strict=True):
             cache.tokens[slot].extend(tokens)
-        return F.linear(F.rms_norm(x[at.last], x.shape[-1:], self.weights.norm, self.shape.eps), self.weights.head)
+        return F.linear(F.rms_norm(x, x.shape[-1:], self.weights.norm, self.shape.eps), self.weights.head)
 
     def _layout(self, cache: Slots, slots: Sequence[int], new: Sequence[Sequence[int]]) -> _Layout:
         starts = [len(cache.tokens[slot]) for slot in slots]

@@ -1,0 +1,1 @@
+"""Measurements that a person can repeat on their own machine."""
