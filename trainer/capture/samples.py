@@ -30,8 +30,8 @@ class Branch:
 def branches(turns: Sequence[Turn], context: int) -> list[Branch]:
     """Branches in the order of their first owned turn.
 
-    A shared turn goes to a branch that is trained before one that is not, to the longer one among these, then to the older one. A
-    branch longer than `context` tokens is excluded, never cut.
+    A shared turn goes to a branch that is trained before one that is not, then to the one with more turns, then to the one that the
+    harness went on with. A branch longer than `context` tokens is excluded, never cut.
     """
     lost = undelivered(turns)
     inner = {turn.index for leaf in turns if leaf.index not in lost for turn in leaf.turns()[:-1]}
@@ -40,7 +40,7 @@ def branches(turns: Sequence[Turn], context: int) -> list[Branch]:
         if leaf.index not in inner:
             branch_class = _class_of(leaf, turns)
             paths.append((_exclusion(leaf, branch_class, lost, context), leaf.turns(), branch_class))
-    paths.sort(key=lambda path: (path[0] is Exclusion.UNDELIVERED, path[0] is not None, -len(path[1]), path[1][-1].index))
+    paths.sort(key=_precedence)
     found, taken = [], set[int]()
     for excluded, line, branch_class in paths:
         owned = tuple(turn for turn in line if turn.index not in taken)
@@ -91,6 +91,11 @@ def sample(branch: Branch, like: np.ndarray | None) -> Sample:
         branch_class=branch.branch_class,
         excluded=branch.excluded,
     )
+
+
+def _precedence(path: tuple[Exclusion | None, list[Turn], BranchClass]) -> tuple[bool, bool, int, bool, int]:
+    excluded, line, _ = path
+    return excluded is Exclusion.UNDELIVERED, excluded is not None, -len(line), line[-1].abandoned is not None, line[-1].index
 
 
 def _class_of(leaf: Turn, turns: Sequence[Turn]) -> BranchClass:
