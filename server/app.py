@@ -14,6 +14,8 @@ from .changes import Changes
 from .context import Context
 from .db import Database
 from .errors import install_handlers
+from .launchers.follower import Follower
+from .launchers.process import ProcessLauncher
 from .routes import diagnosis, events, findings, info, login, plans, runs, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
@@ -29,15 +31,15 @@ def create_app(settings: Settings) -> FastAPI:
         db = Database(settings.resolved_database_url)
         await anyio.to_thread.run_sync(db.migrate)
         token = load_or_create_token(settings.data.token)
-        app.state.context = Context(
-            settings=settings,
-            db=db,
-            guard=Guard(token, open_reads=settings.is_loopback),
-            changes=Changes(asyncio.get_running_loop()),
-        )
+        launcher, changes = ProcessLauncher(settings, db), Changes(asyncio.get_running_loop())
+        guard = Guard(token, open_reads=settings.is_loopback)
+        app.state.context = Context(settings=settings, db=db, guard=guard, changes=changes, launcher=launcher)
+        follower = Follower(settings, db, launcher, changes)
+        await anyio.to_thread.run_sync(follower.start)
         try:
             yield
         finally:
+            await anyio.to_thread.run_sync(follower.stop)
             db.close()
 
     app = FastAPI(title="lego-rl", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")

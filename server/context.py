@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from .changes import Changes
 from .db import Database
+from .launchers.process import ProcessLauncher
 from .security import Guard
 from .settings import Settings
 
@@ -19,6 +20,7 @@ class Context:
     db: Database
     guard: Guard
     changes: Changes
+    launcher: ProcessLauncher
 
 
 def get_context(request: Request) -> Context:

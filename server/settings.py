@@ -28,8 +28,9 @@ class Settings(BaseModel):
     """Further names under which browsers may ask for this server."""
     trainer_python: Path = Path(sys.executable)
     sandbox_python: Path = Path(sys.executable)
-    trainer_module: str = "trainer.launch"
-    runner_module: str = "sandbox.runner"
+    trainer_args: tuple[str, ...] = ("-P", "-m", "trainer.launch")
+    """Behind the interpreter; `--run-dir DIR` follows."""
+    runner_args: tuple[str, ...] = ("-P", "-m", "sandbox.runner")
     stop_grace_s: float = Field(default=20, gt=0)
     """Between asking a run's processes to end and killing them."""
     anthropic_model: str = "claude-opus-4-5"

@@ -51,7 +51,7 @@ class Projection:
         """Returns seq → problem of the events that could not be applied."""
         self._load_trials({event.body.trial_id for event in events if hasattr(event.body, "trial_id")})
         if self._run.state is RunState.STALLED:
-            self._run.state = RunState.RUNNING
+            self._run.state, self._run.reason = RunState.RUNNING, ""
         problems: dict[int, str] = {}
         for event in events:
             try:
@@ -68,6 +68,7 @@ class Projection:
             case StepBody() as body:
                 self._once(StepDone, (body.step,), f"step {body.step}", step=body.step, time=event.time)
                 self._metrics(body.step, body.metrics, {})
+                self._started_running()
             case EvaluationBody() as body:
                 counts = body.model_dump(include={"step", "resolved", "executed", "total"})
                 self._once(EvaluationDone, (body.step,), f"the evaluation after step {body.step}", time=event.time, **counts)

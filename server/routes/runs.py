@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.concurrency import run_in_threadpool
 
-from ..context import READ, Context, Ctx
-from ..db.models import LogRow, Metric
+from ..context import READ, WRITE, Context, Ctx
+from ..db.models import LogRow, Metric, PlanRow
 from ..errors import no_run
+from ..launchers.process import CannotLaunch
 from ..runs.files import Missing, inside, run_dir, tail
 from ..runs.status import run_status, run_summaries, step_rows
-from ..schemas.api import LogFile, LogTail, RunStatus, RunSummary, StepRow
+from ..schemas.api import LogFile, LogTail, RunStatus, RunSummary, StartRequest, StepRow
+from ..schemas.runspec import RunSpec
 from ..schemas.states import TERMINAL_RUN_STATES
 
 router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[READ])
@@ -28,6 +30,31 @@ def runs(context: Ctx) -> list[RunSummary]:
     """Newest first."""
     with context.db.read() as session:
         return run_summaries(session)
+
+
+@router.post("", dependencies=[WRITE], status_code=201)
+def start_run(context: Ctx, request: StartRequest) -> RunSummary:
+    """Start a run of a plan that was shown. The same plan may run any number of times."""
+    with context.db.read() as session:
+        plan = session.get(PlanRow, request.digest)
+    if plan is None:
+        raise HTTPException(404, f"there is no plan {request.digest}: a run starts from the digest of a plan that was shown")
+    spec = RunSpec.model_validate(plan.spec)
+    name = spec.reporting.name or f"{spec.data.family or 'tasks'} in {', '.join(harness.name for harness in spec.harnesses)}"
+    try:
+        run_id = context.launcher.create(plan.digest, spec, name, spec.trainer.steps)
+        context.launcher.start(run_id)
+    except CannotLaunch as error:
+        raise HTTPException(503, str(error)) from None
+    return _summary(context, run_id)
+
+
+@router.post("/{run_id}/stop", dependencies=[WRITE])
+def stop_run(context: Ctx, run_id: str) -> RunSummary:
+    """Answers at once; the run is `stopping` until its processes have ended. Stopping a run that has ended changes nothing."""
+    context.launcher.stop(run_id)
+    context.changes.notify(run_id)
+    return _summary(context, run_id)
 
 
 @router.get("/{run_id}")
@@ -99,6 +126,14 @@ def _status(context: Context, run_id: str) -> RunStatus:
     if status is None:
         raise no_run(run_id)
     return status
+
+
+def _summary(context: Context, run_id: str) -> RunSummary:
+    with context.db.read() as session:
+        found = run_summaries(session, run_id)
+    if not found:
+        raise no_run(run_id)
+    return found[0]
 
 
 def _visible(status: RunStatus) -> tuple[object, ...]:

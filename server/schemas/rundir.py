@@ -3,6 +3,8 @@
 ```
 run.json            RunFile: what a process of the run needs to start (mode 0600: it holds tokens)
 runner.json         RunnerFile: where the runner listens, written after it does
+launch.json         what the supervisor starts (server.launchers.supervisor)
+processes.jsonl     ownership ledger: one line per process that was started (server.launchers.identity)
 exit.json           ExitFile: how the supervised processes ended
 logs/               one file per process
 spool/              events not yet acknowledged by the server
@@ -47,12 +49,14 @@ class RunnerFile(_File):
 
 
 class ExitFile(_File):
-    """Exit codes by process name (negative: signal), and the last lines of the trainer's log when it failed."""
+    """How the run's processes ended. `trainer` is its exit code (negative: signal), `tail` the end of its log when it failed."""
 
     trainer: int | None
     runner_restarts: int
     stopped: bool
     tail: list[str]
+    reason: str = ""
+    """Why the supervisor ended the trainer, when it did without being asked to."""
 
 
 class RunDir:
@@ -62,6 +66,8 @@ class RunDir:
         self.root = root
         self.run_file = root / "run.json"
         self.runner_file = root / "runner.json"
+        self.launch_file = root / "launch.json"
+        self.processes_file = root / "processes.jsonl"
         self.exit_file = root / "exit.json"
         self.logs = root / "logs"
         self.spool = root / "spool"
