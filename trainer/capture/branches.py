@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from trainer.capture.graph import Turn
 
 
-def classify(earlier: Sequence[Turn], turn: Turn, matched: Turn | None) -> BranchReason | None:
+def classify(earlier: Sequence[Turn], turn: Turn, stripped: bool) -> BranchReason | None:
     """The reason why `turn` starts a branch, None when it extends one.
 
-    `matched` is the turn that the request's messages led to. The turn that is left behind is marked with the same reason: whichever of
-    the two sides becomes the side branch, it knows why.
+    `stripped` says that the renderer would not extend the turn before it. The turn that is left behind is marked with the same reason:
+    whichever of the two sides becomes the side branch, it knows why.
     """
-    if not earlier:
+    if not any(other.tools for other in earlier) and (turn.tools or not earlier):  # side calls without tools may come first
         return BranchReason.ROOT
     if all(other.thread != turn.thread for other in earlier):
         return BranchReason.SUB_AGENT
@@ -30,19 +30,19 @@ def classify(earlier: Sequence[Turn], turn: Turn, matched: Turn | None) -> Branc
         return BranchReason.SUB_AGENT
     line = rival.turns()
     left = line[0] if behind is None else line[line.index(behind) + 1]
-    reason = _reason(turn, rival, behind, matched)
+    reason = _reason(turn, rival, behind, stripped)
     abandoned = rival if reason is BranchReason.MALFORMED_TURN else left
     abandoned.abandoned = abandoned.abandoned or reason
     return reason
 
 
-def _reason(turn: Turn, rival: Turn, behind: Turn | None, matched: Turn | None) -> BranchReason:
+def _reason(turn: Turn, rival: Turn, behind: Turn | None, stripped: bool) -> BranchReason:
     if rival.call == turn.call:
         return BranchReason.RETRY
-    if matched is not behind:
+    if stripped:
         return BranchReason.TEMPLATE_STRIP
     mine, theirs = turn.path(), rival.path()
-    if rival.parent in mine:  # everything before the newest turn is still there: was the turn dropped, or replaced?
+    if rival.parent in mine and not rival.returned:  # all that came before the newest turn is there, and it never came back
         instead = mine[mine.index(rival.parent) + 1]
         return BranchReason.HISTORY_EDITED if instead.message.role == "assistant" else BranchReason.MALFORMED_TURN
     if behind is not None:

@@ -111,6 +111,10 @@ class Place:
     node: Node
     scaffold: list[int]
 
+    @property
+    def end(self) -> int:
+        return self.node.end + len(self.scaffold)
+
     def prompt(self) -> list[int]:
         ids: list[int] = np.concatenate([n.ids for n in self.node.path()]).tolist()
         return ids + self.scaffold
@@ -169,10 +173,8 @@ class Graph:
             node = next(known, None) or Node(message, node, fresh[at : max(at, end)].copy())
         return Place(node, fresh[node.end - base :].tolist())
 
-    def add_turn(
-        self, place: Place, message: Message, generation: Generation, request: Request, *, malformed: int, matched: Turn | None
-    ) -> Turn:
-        """`matched` is the turn that `locate` found for the request, which the path does not hold when the history was re-rendered."""
+    def add_turn(self, place: Place, message: Message, generation: Generation, request: Request, *, malformed: int, stripped: bool) -> Turn:
+        """`stripped`: the history was rendered anew because the renderer would not extend the turn that `locate` found."""
         turn = Turn(
             message,
             place.node,
@@ -186,9 +188,9 @@ class Graph:
             version=generation.version,
             stop=generation.stop_reason,
             malformed=malformed,
-            prompt_tokens=place.node.end + len(place.scaffold),
+            prompt_tokens=place.end,
         )
-        turn.diverged = branches.classify(self.turns, turn, matched)
+        turn.diverged = branches.classify(self.turns, turn, stripped)
         for before in turn.turns()[:-1]:
             before.continued = True
         self.turns.append(turn)

@@ -102,7 +102,8 @@ def _class_of(leaf: Turn, turns: Sequence[Turn]) -> BranchClass:
     """By thread header or divergence; a call without tools in a rollout that has tools is the harness's own side call."""
     if not leaf.tools and any(turn.tools for turn in turns):
         return BranchClass.AUXILIARY
-    if leaf.thread != turns[0].thread or any(turn.diverged is BranchReason.SUB_AGENT for turn in leaf.turns()):
+    main = next((turn for turn in turns if turn.tools), turns[0])
+    if leaf.thread != main.thread or any(turn.diverged is BranchReason.SUB_AGENT for turn in leaf.turns()):
         return BranchClass.SUB_AGENT
     return BranchClass.POLICY
 

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 
 from trainer.capture.capture import Capture
-from trainer.capture.graph import Match, Place, Turn, store_routes
+from trainer.capture.graph import Place, Turn, store_routes
 from trainer.capture.message import Key, Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
@@ -93,8 +93,8 @@ class Session:
             raise _closed(self.rollout_id)
         if self.capture.engine_error or self.capture.proxy_error:
             raise Refusal(Reason.ENDED, "this rollout has failed: its model is no longer available")
-        match, place = self._place(request)
-        tokens = place.node.end + len(place.scaffold)
+        place, stripped = self._place(request)
+        tokens = place.end
         if self.capture.policy_turns + len(self._flights) >= self._max_turns:
             self.capture.turn_cap_hit = True
             message = f"the {self._max_turns} turns of this rollout are used up"
@@ -106,7 +106,7 @@ class Session:
         self.capture.over_length = False
         limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
-        flight = Flight(asyncio.create_task(self._generate(request, match, place, sampling), name=f"turn of {self.rollout_id}"))
+        flight = Flight(asyncio.create_task(self._generate(request, place, sampling, stripped), name=f"turn of {self.rollout_id}"))
         self._flights[request.call] = flight
         flight.task.add_done_callback(lambda _: self._land(request.call, flight))
         return flight
@@ -115,21 +115,26 @@ class Session:
         if self._flights.get(call) is flight:
             del self._flights[call]
 
-    def _place(self, request: Request) -> tuple[Match, Place]:
-        """Render what is new behind the longest known path. A path that cannot be extended exactly is left for a new branch."""
+    def _place(self, request: Request) -> tuple[Place, bool]:
+        """Render what is new behind the longest known path; a path that cannot be extended exactly is left for a new branch.
+
+        The second value is True when it was the renderer that would not extend it.
+        """
         graph, match = self.capture.graph, self.capture.graph.locate(request)
+        new, stripped = request.messages[match.position :], False
         if match.turn is not None:
             for turn in match.turn.turns():
                 turn.returned = True
-            scaffold, sampled = match.turn.ids[: match.turn.scaffold].tolist(), match.turn.sampled.tolist()
-            if (new := request.messages[match.position :]) and all(message.role != "assistant" for message in new):
+            if new and all(message.role != "assistant" for message in new):
+                scaffold, sampled = match.turn.ids[: match.turn.scaffold].tolist(), match.turn.sampled.tolist()
                 bridged = self._rendering.bridge(scaffold, sampled, new, request.tools)
                 if bridged is not None:
-                    return match, graph.place(request, bridged.ids, bridged.ends, match)
+                    return graph.place(request, bridged.ids, bridged.ends, match), False
+                stripped = True
         rendered = self._rendering.render(request.messages, request.tools)
-        return match, graph.place(request, rendered.ids, rendered.ends, None)
+        return graph.place(request, rendered.ids, rendered.ends, None), stripped
 
-    async def _generate(self, request: Request, match: Match, place: Place, sampling: Sampling) -> Turn:
+    async def _generate(self, request: Request, place: Place, sampling: Sampling, stripped: bool) -> Turn:
         first = place.routes_from()
         try:
             generation = await self._engine.generate(self.rollout_id, place.prompt(), sampling, first)
@@ -146,7 +151,7 @@ class Session:
             tuple(ToolCall(self._next_id(), call.name, call.arguments) for call in parsed.calls),
             reasoning=parsed.reasoning,
         )
-        turn = self.capture.graph.add_turn(place, message, generation, request, malformed=parsed.malformed, matched=match.turn)
+        turn = self.capture.graph.add_turn(place, message, generation, request, malformed=parsed.malformed, stripped=stripped)
         if generation.routes is not None and not store_routes(turn, generation.routes, first):
             self.capture.violations.append(
                 f"turn {turn.index}: {len(generation.routes)} rows of routes for {turn.end - 1 - first} positions"
