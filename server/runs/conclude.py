@@ -13,7 +13,7 @@ from ..security import redact
 
 LOG_BYTES = 8 * 2**20
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\([\w .:=-]*pid=\d+[^)]*\)\s?")
-_ERROR = re.compile(r"^(?!.*\b(?:0|no) errors?\b)(?:.*\b(?:ERROR|FATAL|CRITICAL|\w*Error|\w*Exception)\b[: ].*\S.*)$")
+_ERROR = re.compile(r"^(?=\S)(?!.*\b(?:0|no) errors?\b)(?:.*\b(?:ERROR|FATAL|CRITICAL|\w*Error|\w*Exception)\b[]: ].*\S.*)$")
 
 
 @dataclass(frozen=True, slots=True)

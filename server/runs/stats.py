@@ -14,4 +14,4 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     share, z2 = successes / n, Z95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return middle - half if successes else 0.0, middle + half if successes < n else 1.0

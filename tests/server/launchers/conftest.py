@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,9 @@ from server.schemas.datadir import DataDir, ServerFile
 from server.schemas.rundir import RunDir
 from server.schemas.states import TERMINAL_RUN_STATES
 
+from ..waiting import until
+
 SCRIPT = Path(__file__).with_name("serve.py")
-PATIENCE_S = 60
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """The first true answer. Tests wait for facts, never for a time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        answer = condition()
-        if answer:
-            return answer
-        time.sleep(0.05)
-    raise AssertionError(f"waited {PATIENCE_S} s for {condition}")
 
 
 class Server:

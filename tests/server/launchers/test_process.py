@@ -8,7 +8,8 @@ import pytest
 from server.launchers.identity import identify
 from server.schemas.states import RunState
 
-from .conftest import Server, until
+from ..waiting import until
+from .conftest import Server
 
 
 def stray_of(server: Server, run_id: str) -> int:

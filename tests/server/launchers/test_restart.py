@@ -6,7 +6,8 @@ import pytest
 
 from server.schemas.states import RunState
 
-from .conftest import Server, until
+from ..waiting import until
+from .conftest import Server
 
 pytestmark = pytest.mark.slow
 

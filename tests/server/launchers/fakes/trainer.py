@@ -42,11 +42,8 @@ def main() -> int:
         while not name.startswith("free") and not (run.root / "go").exists():
             time.sleep(0.05)
         if name.endswith("raises") and step == 2:
-            print(
-                print("ERROR nothing yet\nTraceback (most recent call last):\n  File x", flush=True)
-                print("ValueError: the loss is \x1b[31mNaN\n\nRuntimeError: worker died", flush=True)
-                flush=True,
-            )
+            print("ERROR nothing yet\nTraceback (most recent call last):\n  File x", flush=True)
+            print("ValueError: the loss is \x1b[31mNaN\n\nRuntimeError: worker died", flush=True)
             reporter.close()
             return 3
         if name.endswith("short") and step == 2:
