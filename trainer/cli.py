@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
@@ -26,6 +27,21 @@ def bench_engine(runs: int, as_json: bool) -> None:
 
     comparisons = engine.run(runs)
     click.echo(json.dumps(engine.as_json(comparisons), indent=2) if as_json else "\n".join(item.line for item in comparisons))
+
+
+@main.command("check-model")
+@click.option(
+    "--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A resolved RunSpec, JSON."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check_model(spec_file: Path, as_json: bool) -> None:
+    """What the policy's chat template and tool-call parser do, for the checks before a run."""
+    from server.schemas.runspec import RunSpec
+    from trainer.checks.model import model_facts
+
+    facts = model_facts(RunSpec.model_validate_json(spec_file.read_bytes()))
+    lines = (f"{name}: {value}" for name, value in facts.model_dump(mode="json").items() if value)
+    click.echo(facts.model_dump_json() if as_json else "\n".join(lines))
 
 
 if __name__ == "__main__":

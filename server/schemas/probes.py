@@ -1,0 +1,57 @@
+"""What the rooms answer when the server's checks ask them, one JSON document on stdout.
+
+`python -m trainer.cli check-model --spec FILE --json` → ModelFacts
+`python -m sandbox.cli selftest … --json` → SelfTestFacts
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TemplateClass(StrEnum):
+    """What a chat template does to turns that were sampled, when the conversation goes on."""
+
+    APPEND_ONLY = "append_only"
+    """The next prompt begins with the last prompt and its completion, token for token."""
+    STRIPS = "strips"
+    """Tokens of earlier turns disappear (thinking)."""
+    REWRITES = "rewrites"
+    """Earlier turns come back as other tokens."""
+
+
+class _Facts(BaseModel):
+    # The other room may be a little newer.
+    model_config = ConfigDict(extra="ignore")
+
+
+class ModelFacts(_Facts):
+    """`problem` is empty when everything else could be found out."""
+
+    problem: str = ""
+    directory: str = ""
+    experts: int = 0
+    """0: a dense model."""
+    longest: int | None = None
+    """Longest sequence that the model's configuration allows, in tokens."""
+    template: TemplateClass | None = None
+    round_trip: str = ""
+    """What a golden tool call became on its way through renderer and parser, when it was not itself."""
+    prompt_tokens: dict[str, int] = Field(default_factory=dict)
+    """Harness → length of its recorded first request, for harnesses that have one."""
+
+
+class TaskReward(_Facts):
+    task: str
+    reward: float | None
+
+
+class SelfTestFacts(_Facts):
+    """Grading sampled tasks with their own solution (`oracle`) and with nothing done (`noop`)."""
+
+    oracle: list[TaskReward] = Field(default_factory=list)
+    noop: list[TaskReward] = Field(default_factory=list)
+    problems: list[str] = Field(default_factory=list)
+    limits_mode: str = ""

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from server.schemas.probes import ModelFacts, TemplateClass
+from server.schemas.runspec import RunSpec
+from trainer.checks.model import model_facts
+from trainer.cli import main
+from trainer.policies.tokenizer import bootstrap
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A policy's directory as far as the checks read it: no weights."""
+    bootstrap().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 16, "max_position_embeddings": 512}))
+    return tmp_path
+
+
+def spec_for(path: Path | str, *, thinking: bool = False) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"path": str(path), "thinking": thinking},
+            "harnesses": [{"name": "mini-swe-agent", "version": "2.4.6"}, {"name": "unrecorded", "version": "1"}],
+            "data": {"family": "onebug"},
+        }
+    )
+
+
+def test_a_sound_policy_is_append_only_and_its_calls_survive(policy: Path) -> None:
+    facts = model_facts(spec_for(policy))
+    assert (facts.problem, facts.template, facts.round_trip) == ("", TemplateClass.APPEND_ONLY, "")
+    assert (facts.experts, facts.longest) == (16, 512)
+    assert list(facts.prompt_tokens) == ["mini-swe-agent"]
+    assert facts.prompt_tokens["mini-swe-agent"] > 1000  # nearly one id per byte: this tokenizer has no blocks
+
+
+def test_a_template_that_drops_thinking_is_recognised(policy: Path) -> None:
+    assert model_facts(spec_for(policy, thinking=True)).template is TemplateClass.STRIPS
+
+
+def test_a_broken_policy_is_a_fact_and_not_a_crash(policy: Path) -> None:
+    assert "no policy 'builtin:nope' ships" in model_facts(spec_for("builtin:nope")).problem
+    assert model_facts(spec_for(policy / "nope")).problem == f"{policy}/nope/config.json is missing"
+    tokenizer = (policy / "tokenizer.json").read_text()
+    (policy / "tokenizer.json").write_text(tokenizer.replace("<tool_call>", "<other>"))
+    assert model_facts(spec_for(policy)).problem.startswith("the tokenizer does not fit the qwen3 renderer")
+    (policy / "tokenizer.json").write_text("{}")
+    assert model_facts(spec_for(policy)).problem
+    (policy / "config.json").write_text("{")
+    assert model_facts(spec_for(policy)).problem
+
+
+def test_the_command_answers_one_json_document(policy: Path, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(spec_for(policy).model_dump_json())
+    answer = CliRunner().invoke(main, ["check-model", "--spec", str(file), "--json"])
+    assert ModelFacts.model_validate_json(answer.output).template is TemplateClass.APPEND_ONLY
