@@ -158,7 +158,7 @@ def _install_python(pin: PythonPin, tree: Path, arguments: Sequence[str]) -> Non
         "--target",
         str(tree),
     ]
-    # Copies, not hard links into uv's cache: making the tree read-only must not touch the cache. Timestamps of byte code stay valid on rename.
+    # Copies, not hard links into uv's cache: making the tree read-only must not touch the cache.
     command += ["--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "copy", *arguments, "-r", str(pin.lock)]
     _run(command, pin)
 

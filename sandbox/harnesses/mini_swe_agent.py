@@ -1,0 +1,81 @@
+"""mini-swe-agent, unmodified: forked from a warm parent, or by its own `mini` command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, override
+
+from sandbox.environments.namespace.spec import DEFAULT_ENV
+from sandbox.integrity.environment import TrialEnvironment
+from server.schemas.runspec import Harness
+
+from .base import AGENT_LOGS, HarnessAgent, Launcher
+from .pins import MINI_SWE_AGENT, Pin
+from .store import Store
+from .warm import WarmParent, interpreter
+
+_PROGRAM = Path(__file__).with_name("mini_parent.py")
+_TRAJECTORY = f"{AGENT_LOGS}/trajectory.json"
+# What the console script does, with the runtime's tree as the only place to import from.
+_CLI = "import sys; tree = sys.argv.pop(1); sys.path.append(tree); sys.argv[0] = 'mini'; from minisweagent.run.mini import app; app()"
+_CLI_SETTINGS = {
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/mini",  # noqa: S108 -- in the sandbox
+    "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "3",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+
+
+class MiniSweAgent(HarnessAgent):
+    pin: ClassVar[Pin | None] = MINI_SWE_AGENT
+    starts: ClassVar[tuple[str, ...]] = ("exec", "warm_fork")
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return MINI_SWE_AGENT.name
+
+    @classmethod
+    @override
+    async def prepare(cls, harness: Harness, store: Store) -> Launcher:
+        launcher = await super().prepare(harness, store)
+        if harness.start == "warm_fork":
+            assert launcher.tree is not None  # noqa: S101 -- this harness has a pin
+            launcher.parent = await WarmParent.start(_PROGRAM, launcher.tree)
+        return launcher
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        if self.rollout.launcher.parent is not None:
+            await self._fork(instruction, environment, self.rollout.launcher.parent)
+        else:
+            await self._exec(instruction, environment)
+
+    async def _fork(self, instruction: str, environment: TrialEnvironment, parent: WarmParent) -> None:
+        order = {
+            "instruction": instruction,
+            "url": self.api_url(environment, "/v1"),
+            "key": self.rollout.proxy.key.get_secret_value(),
+            "cwd": environment.workdir,
+            "output": _TRAJECTORY,
+            "environ": dict(DEFAULT_ENV),
+        }
+        target = await environment.sandbox.fork_target()
+        try:
+            forked = await parent.fork(target, order)
+        finally:
+            target.close()
+        self.rollout.on_start()
+        self.exit_code, output = await forked.wait()
+        (self.logs_dir / "harness.log").write_bytes(output)
+
+    async def _exec(self, instruction: str, environment: TrialEnvironment) -> None:
+        command = [interpreter(), "-I", "-B", "-c", _CLI, str(self.rollout.launcher.tree), "-m", "openai/policy", "-t", instruction]
+        command += ["-y", "--exit-immediately", "-l", "0", "-c", "mini.yaml", "-o", _TRAJECTORY]
+        command += ["-c", f"model.model_kwargs.api_base={self.api_url(environment, '/v1')}"]
+        env = _CLI_SETTINGS | {"OPENAI_API_KEY": self.rollout.proxy.key.get_secret_value()}
+        self.rollout.on_start()
+        result = await environment.sandbox.exec(command, env=env)
+        self.exit_code = result.return_code
+        (self.logs_dir / "harness.log").write_bytes(result.stdout + result.stderr)

@@ -1,0 +1,8 @@
+"""Harness adapters by the name that a RunSpec uses."""
+
+from __future__ import annotations
+
+from .base import HarnessAgent
+from .mini_swe_agent import MiniSweAgent
+
+HARNESSES: dict[str, type[HarnessAgent]] = {agent.name(): agent for agent in (MiniSweAgent,)}

@@ -1,0 +1,128 @@
+"""The runner's side of a warm parent: start it, have it fork a rollout into a sandbox, hear how the rollout ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+OUTPUT_LIMIT = 64 * 1024
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class WarmStartError(Exception):
+    """The parent did not come up, died, or could not place a child in the sandbox."""
+
+
+class WarmRollout:
+    """One forked harness process."""
+
+    def __init__(self, connection: socket.socket, output: int) -> None:
+        self._connection = connection
+        self._output = output
+
+    async def wait(self) -> tuple[int, bytes]:
+        """Exit code (negative: signal) and the first 64 KiB of output. Raises WarmStartError when the sandbox was never entered."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.create_task(_read(self._output))
+        try:
+            answer = (await loop.sock_recv(self._connection, 4096)).decode()
+        finally:
+            self._connection.close()
+            if not reader.done():
+                await asyncio.wait([reader], timeout=1)  # a background process of the agent may hold the pipe open
+                reader.cancel()
+        output = b"" if reader.cancelled() or not reader.done() else reader.result()
+        if not answer.lstrip("-").isdigit():
+            raise WarmStartError(answer or "the warm parent died")
+        if int(answer) == 126:
+            raise WarmStartError(output.decode(errors="replace").strip() or "cannot enter the sandbox")
+        return int(answer), output
+
+
+class WarmParent:
+    """A process that has imported a harness. `program` speaks the protocol of `mini_parent.py`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
+        self.process = process
+        self._control = control
+
+    @classmethod
+    async def start(cls, program: Path, tree: Path, timeout_s: float = 120) -> WarmParent:
+        """Start and wait until it is warm. Its environment is empty: no address and no key of this process reaches it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        command = [interpreter(), "-I", "-B", str(program), str(tree), str(_REPOSITORY), str(theirs.fileno())]
+        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "MSWEA_GLOBAL_CONFIG_DIR": "/tmp"}  # noqa: S108
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env=environ,
+            cwd="/",
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        theirs.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                ready = await asyncio.get_running_loop().sock_recv(ours, 64)
+        except TimeoutError:
+            ready = b""
+        if ready != b"ready":
+            if process.returncode is None:
+                process.kill()
+            words = (await process.stderr.read() if process.stderr else b"").decode(errors="replace").strip()
+            await process.wait()
+            ours.close()
+            raise WarmStartError(f"the warm parent of {tree.parent.name} did not start: {words[-800:] or f'no answer in {timeout_s} s'}")
+        return cls(process, ours)
+
+    async def fork(self, target: Any, order: dict[str, Any]) -> WarmRollout:
+        """Fork a rollout into `target` (a ForkTarget). `order` goes to the child alone."""
+        if self.process.returncode is not None:
+            raise WarmStartError(f"the warm parent died (exit {self.process.returncode})")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        reader, writer = os.pipe()
+        try:
+            target.send(ours)
+            ours.send(json.dumps(order).encode())
+            socket.send_fds(self._control, [b"rollout"], [theirs.fileno(), writer])
+        except OSError as error:
+            ours.close()
+            os.close(reader)
+            raise WarmStartError(f"the warm parent cannot be reached: {error}") from error
+        finally:
+            theirs.close()
+            os.close(writer)
+        return WarmRollout(ours, reader)
+
+    async def stop(self) -> None:
+        self._control.close()
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+def interpreter() -> str:
+    """The interpreter that the runtimes are installed for: this process's own, without its virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+async def _read(fd: int) -> bytes:
+    """Everything from a pipe up to OUTPUT_LIMIT bytes; the rest is read and dropped so that the writer never blocks."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
+    kept = b""
+    try:
+        while chunk := await reader.read(65536):
+            kept += chunk[: OUTPUT_LIMIT - len(kept)]
+    finally:
+        transport.close()
+    return kept

@@ -1,0 +1,103 @@
+"""The namespace environment as trials use it: sealed when the agent is done, and handing over a diff in place of files.
+
+Sealing kills everything in the agent's sandbox before anything is read from it. Harbor then "downloads" the artifact `workdir`, which is
+the diff against the pristine tree, and "uploads" it to the verifier's sandbox, which is made from that tree: there it waits for the grader.
+Nothing is run in a sandbox for any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import override
+
+from harbor.environments.base import ExecResult
+
+from sandbox.environments.harbor_env import NamespaceEnvironment
+from sandbox.environments.namespace.archive import Change
+from sandbox.environments.namespace.channel import SandboxError, SandboxLost
+from sandbox.environments.namespace.spec import UsageReport
+
+from .changes import MAX_BYTES, Step, dump, load
+
+_DONE = ExecResult(stdout="", stderr="", return_code=0)
+
+
+class AgentBrokeTree(Exception):
+    """What the agent left cannot be collected, by its own doing: too large, or unreadable."""
+
+
+class TrialEnvironment(NamespaceEnvironment):
+    sealed = False
+    usage: UsageReport | None = None
+    changes: list[Change] | None = None
+    diff: list[Step] | None = None
+    """In the verifier's environment: what the agent changed."""
+
+    async def seal(self) -> None:
+        """Kill, count and collect. Raises AgentBrokeTree, or SandboxLost when the machinery is gone."""
+        self.sealed = True
+        await self.sandbox.kill()
+        self.usage = await self.sandbox.usage()
+        try:
+            self.changes = await self.sandbox.changes(MAX_BYTES)
+        except SandboxLost:
+            raise
+        except SandboxError as error:
+            raise AgentBrokeTree(str(error)) from error
+
+    @property
+    def fault(self) -> str:
+        """What the agent did to its own sandbox, in words; empty when nothing."""
+        usage = self.usage
+        if usage is None:
+            return ""
+        facts = {
+            f"{usage.out_of_memory} processes killed at the memory limit": usage.out_of_memory,
+            "the disk was full": usage.disk_full,
+            "the process limit was hit": usage.process_limit_hits,
+            "the CPU limit was hit": usage.cpu_exceeded,
+        }
+        return "; ".join(words for words, true in facts.items() if true)
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        try:
+            await super().start(force_build)
+        except SandboxError:
+            if not self.is_verifier:
+                raise
+            await super().start(force_build)  # grading is tried once more; the agent's set-up is retried as a whole by the runner
+
+    # ------------------------------------------------------- Harbor's artifact transfer
+
+    @override
+    async def service_is_dir(self, path: str, *, service: str | None = None, user: str | int | None = None) -> bool:
+        return False
+
+    @override
+    async def service_download_file(self, source_path: str, target_path: Path | str, *, service: str | None = None) -> None:
+        if source_path == self.workdir and self.changes is not None:
+            await asyncio.to_thread(Path(target_path).write_text, dump(self.changes))
+
+    @override
+    async def empty_dirs(self, dirs: Sequence[str | PurePosixPath], *, chmod: bool = True) -> ExecResult | None:
+        return _DONE if self.is_verifier else await super().empty_dirs(dirs, chmod=chmod)
+
+    @override
+    async def ensure_dirs(self, dirs: Sequence[str | PurePosixPath], *, chmod: bool = True) -> ExecResult | None:
+        return _DONE if self.is_verifier else await super().ensure_dirs(dirs, chmod=chmod)
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        if self.is_verifier and target_path == self.workdir:
+            self.diff = load(Path(source_path))
+        else:
+            await super().upload_file(source_path, target_path)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        # Harbor sends the agent's logs back after the run, and what it calls artifacts on to the verifier; the grader takes the diff alone.
+        if not self.sealed and not self.is_verifier:
+            await super().upload_dir(source_dir, target_dir)

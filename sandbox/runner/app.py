@@ -1,0 +1,54 @@
+"""The runner's HTTP interface (`server/schemas/trials.py`)."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.responses import PlainTextResponse
+
+from server.schemas.trials import Identifier, RunnerHealth, TrialRequest, TrialView
+
+from .trials import TrialConflict, Trials, UnknownTask
+
+MAX_WAIT_S = 60
+
+
+def create_app(trials: Trials, token: str, boot: str, limits: str) -> FastAPI:
+    app = FastAPI(title="lego-rl trial runner", docs_url=None, redoc_url=None, openapi_url=None)
+    expected = f"Bearer {token}".encode()
+
+    @app.middleware("http")
+    async def authorise(request: Request, call_next):  # type: ignore[no-untyped-def]
+        if not secrets.compare_digest(request.headers.get("authorization", "").encode(), expected):
+            return PlainTextResponse("a bearer token is required", status_code=401)
+        return await call_next(request)
+
+    @app.get("/healthz")
+    async def healthz() -> RunnerHealth:
+        return RunnerHealth(boot=boot, live=trials.live, limits=limits)
+
+    @app.post("/trials", status_code=202)
+    async def submit(request: TrialRequest) -> TrialView:
+        try:
+            return trials.submit(request)
+        except TrialConflict as error:
+            raise HTTPException(409, str(error)) from error
+        except UnknownTask as error:
+            raise HTTPException(422, str(error)) from error
+
+    @app.get("/trials/{trial_id}")
+    async def view(trial_id: Identifier, wait: float = Query(default=0, ge=0, le=MAX_WAIT_S)) -> TrialView:
+        try:
+            return await trials.wait(trial_id, wait)
+        except KeyError as error:
+            raise HTTPException(404, f"no trial {trial_id}") from error
+
+    @app.delete("/trials/{trial_id}", status_code=202)
+    async def cancel(trial_id: Identifier) -> TrialView:
+        try:
+            return trials.cancel(trial_id)
+        except KeyError as error:
+            raise HTTPException(404, f"no trial {trial_id}") from error
+
+    return app

@@ -1,0 +1,172 @@
+"""One attempt at a trial, driven with Harbor's `Trial`: configuration in, facts out."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
+from harbor.models.trial.error_policy import ErrorPolicyOverride
+from harbor.models.trial.result import TrialResult
+from harbor.trial.hooks import TrialEvent, TrialHookEvent
+from harbor.trial.trial import Trial
+
+from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
+from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
+from sandbox.integrity.grade import VERDICT_FILE
+from sandbox.integrity.verdict import Verdict
+from server.schemas.outcome import Stage
+from server.schemas.runspec import RunSpec
+from server.schemas.trials import TrialRequest
+
+from .outcomes import Facts
+
+_ENVIRONMENT = "sandbox.integrity.environment:TrialEnvironment"
+_GRADER = "sandbox.integrity.grade:Grader"
+_TIMEOUTS = {"AgentTimeoutError", "AgentSetupTimeoutError", "EnvironmentStartTimeoutError", "VerifierTimeoutError"}
+# Harbor grades after errors that it does not know. We decide by facts, so after any error of ours there is nothing to grade.
+_UNGRADED = ("HarnessError", "AgentBrokeTree", "SandboxError", "SandboxLost")
+
+
+class Observer(Protocol):
+    def enter(self, stage: Stage) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What all trials of a runner share."""
+
+    spec: RunSpec
+    tasks: Path
+    trials: Path
+    sandboxes: Path
+    launchers: dict[str, Launcher]
+    agents: dict[str, type[HarnessAgent]]
+
+
+def trial_config(room: Room, request: TrialRequest, name: str, build_timeout_s: float) -> TrialConfig:
+    """`build_timeout_s` is the task's own, which Harbor lets us scale only."""
+    launcher, agent = room.launchers[request.harness], room.agents[request.harness]
+    budgets = request.budgets
+    address = urlsplit(request.proxy.url)
+    kwargs = {
+        "base_dir": str(room.sandboxes),
+        "limits": room.spec.sandbox.limits.model_dump(),
+        "gate": f"{address.hostname}:{address.port}",
+    }
+    mounts = [{"type": "bind", "source": str(launcher.tree), "target": str(launcher.tree), "read_only": True}] if launcher.tree else []
+    grade_timeouts = room.spec.capture.timeout == "grade"
+    return TrialConfig(
+        task=TaskConfig(path=room.tasks / request.split / request.task),
+        trial_name=name,
+        trials_dir=room.trials,
+        agent=AgentConfig(
+            import_path=f"{agent.__module__}:{agent.__name__}",
+            override_timeout_sec=budgets.agent_s,
+            override_setup_timeout_sec=budgets.agent_setup_s,
+        ),
+        environment=EnvironmentConfig(import_path=_ENVIRONMENT, kwargs=kwargs, mounts=mounts),
+        environment_build_timeout_multiplier=budgets.sandbox_setup_s / build_timeout_s,
+        verifier=VerifierConfig(import_path=_GRADER, override_timeout_sec=budgets.verifier_s),
+        artifacts=["/workspace"],
+        override_error_policy={
+            name: ErrorPolicyOverride(should_grade=grade_timeouts and name == "AgentTimeoutError")
+            for name in (*_UNGRADED, "AgentTimeoutError")
+        },
+    )
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One run of Harbor's `Trial`. `run` never raises but for cancellation."""
+
+    room: Room
+    request: TrialRequest
+    name: str
+    observer: Observer
+    stage: Stage = Stage.QUEUED
+    started: bool = False
+    exit_code: int | None = None
+
+    async def run(self) -> Facts:
+        self._enter(Stage.SANDBOX_SETUP)
+        try:
+            trial = await Trial.create(trial_config(self.room, self.request, self.name, self._build_timeout()))
+            agent, environment = trial.agent, trial.agent_environment
+            assert isinstance(agent, HarnessAgent)  # noqa: S101 -- by the import paths above
+            assert isinstance(environment, TrialEnvironment)  # noqa: S101
+            agent.bind(self._rollout())
+            trial.add_hook(TrialEvent.AGENT_START, self._hook(lambda: self._enter(Stage.AGENT)))
+            trial.add_hook(TrialEvent.VERIFICATION_START, self._hook(lambda: self._enter(Stage.VERIFIER)))
+
+            trial.add_hook(TrialEvent.AGENT_END, self._hook(lambda: self._enter(Stage.COLLECT), environment.seal))
+            result = await trial.run()
+        except Exception as error:  # noqa: BLE001 -- Harbor raises anything; whatever it is, this trial failed and the others go on
+            return Facts(stage=self.stage, error=f"{type(error).__name__}: {error}", harness_started=self.started)
+        finally:
+            _forget_loggers(self.name)
+        self.exit_code = agent.exit_code
+        return self._facts(result, environment.fault)
+
+    def _rollout(self) -> Rollout:
+        return Rollout(
+            launcher=self.room.launchers[self.request.harness],
+            proxy=self.request.proxy,
+            on_setup=lambda: self._enter(Stage.AGENT_SETUP),
+            on_start=self._start,
+            max_output_tokens=self.room.spec.rollout.max_new_tokens,
+        )
+
+    def _facts(self, result: TrialResult, fault: str) -> Facts:
+        error = result.exception_info
+        kind = error.exception_type if error else ""
+        words = f"{kind}: {error.exception_message}" if error else ""
+        timed_out = kind in _TIMEOUTS
+        stage = Stage.AGENT if kind in ("AgentTimeoutError", "HarnessError") else self.stage if error else Stage.DONE
+        graded = stage in (Stage.DONE, Stage.VERIFIER) or (kind == "AgentTimeoutError" and self.room.spec.capture.timeout == "grade")
+        return Facts(
+            stage=stage,
+            error=words,
+            timed_out=timed_out,
+            harness_started=self.started,
+            fault=fault,
+            tree_broken=words if kind == AgentBrokeTree.__name__ else "",
+            verdict=self._verdict() if graded else None,
+        )
+
+    def _verdict(self) -> Verdict | None:
+        path = self.room.trials / self.name / "verifier" / VERDICT_FILE
+        return Verdict.model_validate_json(path.read_bytes()) if path.exists() else None
+
+    def _build_timeout(self) -> float:
+        text = (self.room.tasks / self.request.split / self.request.task / "task.toml").read_text(encoding="utf-8")
+        return float(tomllib.loads(text).get("environment", {}).get("build_timeout_sec", 600))
+
+    def _enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self.observer.enter(stage)
+
+    def _start(self) -> None:
+        self.started = True
+
+    def _hook(
+        self, note: Callable[[], None], then: Callable[[], Awaitable[None]] | None = None
+    ) -> Callable[[TrialHookEvent], Awaitable[None]]:
+        async def hook(event: TrialHookEvent) -> None:
+            note()
+            if then is not None:
+                await then()
+
+        return hook
+
+
+def _forget_loggers(trial_name: str) -> None:
+    """Harbor makes eight loggers per trial, and the logging module keeps every logger for ever."""
+    known = logging.root.manager.loggerDict
+    for name in [name for name in known if f".{trial_name}" in name]:
+        del known[name]

@@ -1,0 +1,98 @@
+"""A runner's life: tasks prepared, runtimes verified, warm parents up, then listening; on SIGTERM everything is ended and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvicorn
+
+from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.namespace.host import Host
+from sandbox.harnesses.base import Launcher
+from sandbox.harnesses.registry import HARNESSES
+from sandbox.harnesses.store import RuntimeStoreError, Store
+from sandbox.harnesses.warm import WarmStartError
+from sandbox.tasks.prepare import TaskError, prepare
+from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
+from server.schemas.runspec import Harness, RunSpec
+from server.schemas.spool import Reporter
+
+from .app import create_app
+from .drive import Room
+from .trials import Trials
+
+log = logging.getLogger(__name__)
+
+SOURCE = "runner"
+
+
+class NotReady(Exception):
+    """The runner cannot start; one line that says what to do."""
+
+
+async def serve(run: RunDir) -> None:
+    """Run until SIGTERM or SIGINT. Raises NotReady."""
+    started = time.monotonic()
+    file = _load(run)
+    boot = secrets.token_hex(8)
+    run.trials.mkdir(exist_ok=True)
+    async with open_room(file.spec, Store(file.runtimes), run.tasks, run.trials, run.root / "sandboxes") as (room, host):
+        reporter = Reporter(file.server_url, file.run_id, file.event_token, SOURCE, run.spool)
+        trials = Trials(room, run.root, reporter)
+        app = create_app(trials, file.runner_token, boot, host.limits_mode)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="off"))
+            # uvicorn raises a signal again once it has stopped serving; what is left to clean up comes after that.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: None)
+            write_atomic(run.runner_file, RunnerFile(url=url, pid=os.getpid(), boot=boot).model_dump_json())
+            log.info("ready at %s after %.1f s, limits by %s", url, time.monotonic() - started, host.limits_mode)
+            try:
+                await server.serve([listener])
+            finally:
+                await trials.cancel_all()
+                await asyncio.to_thread(reporter.close, 2)
+
+
+def _load(run: RunDir) -> RunFile:
+    try:
+        return run.load()
+    except FileNotFoundError as error:
+        raise NotReady(f"{run.root} is not a run's directory: it has no run.json") from error
+    except ValueError as error:
+        raise NotReady(f"{run.run_file} cannot be read: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def open_room(spec: RunSpec, store: Store, tasks: Path, trials: Path, sandboxes: Path) -> AsyncIterator[tuple[Room, Host]]:
+    """Everything that trials need, ready: tasks, runtimes, warm parents, spawner. Raises NotReady."""
+    agents = {harness.name: HARNESSES[harness.name] for harness in spec.harnesses if harness.name in HARNESSES}
+    for harness in spec.harnesses:
+        if harness.name not in agents:
+            raise NotReady(f"harnesses: there is no adapter for {harness.name}; known are {', '.join(HARNESSES)}")
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            starting = [asyncio.create_task(_launch(harness, store)) for harness in spec.harnesses]
+            await asyncio.to_thread(prepare, spec.data, tasks)
+            host = await stack.enter_async_context(Host.open(sandboxes))
+            launchers: dict[str, Launcher] = {}
+            for harness, start in zip(spec.harnesses, starting, strict=True):
+                launchers[harness.name] = await start
+                stack.push_async_callback(launchers[harness.name].stop)
+        except (RuntimeStoreError, WarmStartError, SandboxError, TaskError, ValueError) as error:
+            raise NotReady(str(error)) from error
+        yield Room(spec, tasks, trials, sandboxes, launchers, agents), host
+
+
+async def _launch(harness: Harness, store: Store) -> Launcher:
+    return await HARNESSES[harness.name].prepare(harness, store)

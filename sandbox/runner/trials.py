@@ -1,0 +1,142 @@
+"""The trials of a runner: accepted once each, bounded in number, followed by long polls, reported as they go."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from pathlib import Path
+
+from server.schemas.events import StageTimingBody, TrialBody
+from server.schemas.outcome import ADMISSION, Cause, Failed, Scored, Stage
+from server.schemas.spool import Reporter
+from server.schemas.states import TERMINAL_TRIAL_STATES, TrialState
+from server.schemas.trials import ArtifactRef, StageTiming, TrialRequest, TrialView
+
+from .drive import Attempt, Room
+from .outcomes import Facts, decide
+
+log = logging.getLogger(__name__)
+
+_RETRIED_HERE = {Cause.SANDBOX_SETUP, Cause.AGENT_SETUP}
+_ARTIFACTS = ("agent/trajectory.json", "agent/harness.log", "artifacts/workspace", "verifier/verdict.json", "result.json")
+
+
+class TrialConflict(Exception):
+    """The same trial id with another request."""
+
+
+class UnknownTask(Exception):
+    """The request names a task or a harness that this run does not have."""
+
+
+class LiveTrial:
+    """One trial. Its `view` is replaced, never changed."""
+
+    def __init__(self, request: TrialRequest, reporter: Reporter) -> None:
+        self.request = request
+        self.view = TrialView(trial_id=request.trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED)
+        self.task: asyncio.Task[None] | None = None
+        self.finished = asyncio.Event()
+        self._reporter = reporter
+
+    def enter(self, stage: Stage, state: TrialState = TrialState.RUNNING, outcome: Scored | Failed | None = None) -> None:
+        """Close the timing of the stage before, open the next one's, and report both."""
+        now = time.time()
+        timings = list(self.view.timings)
+        if timings and timings[-1].finished is None:
+            timings[-1] = last = timings[-1].model_copy(update={"finished": now})
+            self._reporter.report(StageTimingBody(trial_id=self.request.trial_id, stage=last.stage, started=last.started, finished=now))
+        if state not in TERMINAL_TRIAL_STATES:
+            timings.append(StageTiming(stage=stage, started=now))
+        self.view = self.view.model_copy(update={"state": state, "stage": stage, "timings": timings, "outcome": outcome})
+        self._reporter.report(TrialBody(trial_id=self.request.trial_id, state=state, stage=stage))
+
+    def finish(self, outcome: Scored | Failed, exit_code: int | None, artifacts: list[ArtifactRef]) -> None:
+        stage = Stage.DONE if isinstance(outcome, Scored) else outcome.stage
+        state = TrialState.SCORED if isinstance(outcome, Scored) else TrialState.FAILED
+        self.enter(stage, state, outcome)
+        self.view = self.view.model_copy(update={"exit_code": exit_code, "artifacts": artifacts})
+        self.finished.set()
+
+
+class Trials:
+    def __init__(self, room: Room, root: Path, reporter: Reporter) -> None:
+        self._room = room
+        self._root = root
+        self._reporter = reporter
+        self._slots = asyncio.Semaphore(room.spec.sandbox.concurrency)
+        self._trials: dict[str, LiveTrial] = {}
+
+    @property
+    def live(self) -> int:
+        return sum(not trial.finished.is_set() for trial in self._trials.values())
+
+    def submit(self, request: TrialRequest) -> TrialView:
+        """Accept a trial, or answer with the one that has this id. Raises TrialConflict and UnknownTask."""
+        known = self._trials.get(request.trial_id)
+        if known is not None:
+            if known.request != request:
+                raise TrialConflict(f"trial {request.trial_id} exists with another request")
+            return known.view
+        if request.harness not in self._room.launchers:
+            raise UnknownTask(f"harness {request.harness} is not among those of the run: {', '.join(self._room.launchers)}")
+        if not (self._room.tasks / request.split / request.task / "task.toml").is_file():
+            raise UnknownTask(f"the run has no task {request.task} in split {request.split}")
+        trial = LiveTrial(request, self._reporter)
+        self._trials[request.trial_id] = trial
+        trial.task = asyncio.create_task(self._run(trial), name=f"trial {request.trial_id}")
+        return trial.view
+
+    async def wait(self, trial_id: str, seconds: float) -> TrialView:
+        """The trial's view once it has ended, or as it is after `seconds`. Raises KeyError."""
+        trial = self._trials[trial_id]
+        if seconds > 0 and not trial.finished.is_set():
+            try:
+                async with asyncio.timeout(seconds):
+                    await trial.finished.wait()
+            except TimeoutError:
+                pass
+        return trial.view
+
+    def cancel(self, trial_id: str) -> TrialView:
+        """Ask a trial to end as `Failed(cancelled)`; one that has ended stays as it is. Raises KeyError."""
+        trial = self._trials[trial_id]
+        if trial.task is not None:
+            trial.task.cancel()
+        return trial.view
+
+    async def cancel_all(self) -> None:
+        tasks = [trial.task for trial in self._trials.values() if trial.task is not None and not trial.task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(self, trial: LiveTrial) -> None:
+        attempt: Attempt | None = None
+        try:
+            async with self._slots:
+                outcome: Scored | Failed
+                for number in range(1, 3):
+                    name = trial.request.trial_id if number == 1 else f"{trial.request.trial_id}.{number}"
+                    attempt = Attempt(self._room, trial.request, name, trial)
+                    outcome = decide(await attempt.run())
+                    if not (isinstance(outcome, Failed) and outcome.cause in _RETRIED_HERE and number <= ADMISSION[outcome.cause].retries):
+                        break
+                    log.warning("trial %s is tried again: %s %s", trial.request.trial_id, outcome.cause, outcome.detail)
+        except asyncio.CancelledError:
+            outcome = decide(Facts(stage=trial.view.stage, cancelled=True, error="cancelled on request"))
+        artifacts = await asyncio.to_thread(_artifacts, self._root, self._room.trials / attempt.name) if attempt else []
+        trial.finish(outcome, attempt.exit_code if attempt else None, artifacts)
+
+
+def _artifacts(root: Path, directory: Path) -> list[ArtifactRef]:
+    found = []
+    for name in _ARTIFACTS:
+        path = directory / name
+        if path.is_file():
+            data = path.read_bytes()
+            found.append(ArtifactRef(name=name, path=str(path.relative_to(root)), size=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    return found

@@ -1,0 +1,88 @@
+"""Task directories of a run: generated or copied into `tasks/<split>/`, checked, and listed in `index.jsonl`."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from server.schemas.rundir import write_atomic
+from server.schemas.runspec import Data
+from server.schemas.tasks import HELD_OUT, TRAIN, TaskEntry
+
+from .onebug import generate
+
+INDEX = "index.jsonl"
+
+
+class TaskError(Exception):
+    """A task directory that trials cannot use; the message says what to change in it."""
+
+
+def prepare(data: Data, tasks: Path) -> dict[str, list[TaskEntry]]:
+    """Write both splits below `tasks` and return their entries. A split whose index exists is taken as it is: it was written last."""
+    return {split: _read(tasks / split) or _write(data, split, tasks / split) for split in (TRAIN, HELD_OUT)}
+
+
+def _read(directory: Path) -> list[TaskEntry]:
+    index = directory / INDEX
+    return [TaskEntry.model_validate_json(line) for line in index.read_text().splitlines()] if index.exists() else []
+
+
+def _write(data: Data, split: str, directory: Path) -> list[TaskEntry]:
+    directory.mkdir(parents=True, exist_ok=True)
+    entries = list(_generate(data, split, directory) if data.family else _copy(data, split, directory))
+    if not entries and split == TRAIN:
+        raise TaskError(f"data.train: {data.train} holds no task directory")
+    write_atomic(directory / INDEX, "".join(entry.model_dump_json() + "\n" for entry in entries), mode=0o644)
+    return entries
+
+
+def _generate(data: Data, split: str, directory: Path) -> Iterator[TaskEntry]:
+    held_out = split == HELD_OUT
+    for task in generate(data.seed, data.held_out_tasks if held_out else data.train_tasks, held_out):
+        if not (directory / task.name).exists():
+            task.write(directory / task.name)
+        yield TaskEntry(task=task.name, kind=task.kind, instruction=task.issue)
+
+
+def _copy(data: Data, split: str, directory: Path) -> Iterator[TaskEntry]:
+    source = data.held_out if split == HELD_OUT else data.train
+    if source is None:
+        return
+    if not source.is_dir():
+        raise TaskError(f"data.{split}: {source} is not a directory")
+    for task in sorted(path for path in source.iterdir() if path.is_dir()):
+        entry = check_task(task)
+        if not (directory / task.name).exists():
+            shutil.copytree(task, directory / task.name, symlinks=True)
+        yield entry
+
+
+def check_task(task: Path) -> TaskEntry:
+    """The entry of a task directory in Harbor's format; raises TaskError when this runner cannot execute and grade it."""
+    required = {
+        "task.toml": "it describes the task",
+        "instruction.md": "it is what the agent is told",
+        "environment/workspace": "it is the tree that the agent starts from",
+        "tests/check.py": "it is the plain Python program that decides (exit status 0: solved); other graders cannot be run yet",
+    }
+    for name, why in required.items():
+        if not (task / name).exists():
+            raise TaskError(f"task {task}: {name} is missing; {why}")
+    try:
+        config = tomllib.loads((task / "task.toml").read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"task {task}: task.toml cannot be read: {error}") from error
+    if config.get("steps"):
+        raise TaskError(f"task {task}: tasks with [[steps]] cannot be run yet")
+    if config.get("verifier", {}).get("environment_mode") != "separate":
+        raise TaskError(f'task {task}: set environment_mode = "separate" under [verifier]; a grader in the agent\'s sandbox can be cheated')
+    kind = config.get("metadata", {}).get("kind", "")
+    try:
+        return TaskEntry(task=task.name, kind=kind, instruction=(task / "instruction.md").read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise TaskError(f"task {task}: {error.errors()[0]['msg']} ({error.errors()[0]['loc'][0]})") from error
