@@ -60,7 +60,7 @@ def launch(root: Path) -> int:
         return 128 + signal.SIGTERM
     except Exception as error:  # noqa: BLE001 whatever stopped verl becomes the run's reason; the traceback is in verl.log
         return _failed(run, file, _reason(error), out)
-    print(f"done: {file.spec.trainer.steps} steps, weights in {run.checkpoints}", file=out)
+    print(f"done: {file.spec.trainer.steps} steps, weights in {run.checkpoints / 'final'}", file=out)
     return 0
 
 
@@ -101,9 +101,17 @@ def _drive(run: RunDir, file: RunFile, temp: Path, executable: Path | None) -> N
     try:
         main_ppo.main(config)
     finally:
+        signal.alarm(0)  # the handler that Ray's C++ part puts in front of ours would abort the process 3 s after a SIGTERM
         ray.shutdown()
-    if not list(run.checkpoints.rglob("*.safetensors")):
+    _link_final_weights(run, file.spec.trainer.steps)
+
+
+def _link_final_weights(run: RunDir, steps: int) -> None:
+    """`checkpoints/final` names the weights after the last step; that they are there proves that it was done."""
+    weights = run.checkpoints / f"global_step_{steps}" / "actor" / "huggingface"
+    if not (weights / "model.safetensors").is_file():
         raise LaunchError(f"verl ended without its last step: see {run.logs / 'verl.log'}")
+    (run.checkpoints / "final").symlink_to(weights.relative_to(run.checkpoints))
 
 
 def _model(name: str) -> Path:

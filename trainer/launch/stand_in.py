@@ -13,7 +13,7 @@ FORKED = ("default_worker.py", "setup_worker.py")
 def main(socket_path: str, real: str, args: list[str]) -> None:
     program = _program(args)
     if program is None or not os.path.exists(socket_path):  # noqa: PTH110 pathlib costs an import
-        os.execv(real, [real, *args])
+        os.execv(real, [real, *args])  # noqa: S606
     import array
     import json
     import select
@@ -28,7 +28,7 @@ def main(socket_path: str, real: str, args: list[str]) -> None:
         channel.sendmsg([len(request).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         channel.sendall(request)
     except OSError:  # the zygote is gone: a plain start does the same, slower
-        os.execv(real, [real, *args])
+        os.execv(real, [real, *args])  # noqa: S606
     for descriptor in (0, 1, 2):
         os.close(descriptor)
     while not select.select([channel], [], [], 0.5)[0]:
@@ -52,7 +52,7 @@ def _program(args: list[str]) -> "list[str] | None":
         return None
     if not rest[0].endswith("setup_worker.py"):
         return rest
-    context: dict = {}
+    context: dict[str, dict[str, str]] = {}
     program = []
     for arg in rest[1:]:
         if arg.startswith("--serialized-runtime-env-context="):

@@ -33,6 +33,8 @@ from . import stand_in
 RAY_VERSION = "2.60.0"
 JOB_ID = "01000000"
 """Ray's id of the first job of a fresh cluster."""
+DRAWS = 2000
+"""Ids that a process may draw before it meets the ids of the next fork. Moving on by one costs about a microsecond."""
 PRELOAD = (
     "verl.trainer.main_ppo",
     "verl.trainer.ppo.v1",
@@ -125,6 +127,7 @@ def _serve(listener: socket.socket) -> NoReturn:
     sys.modules["ray._raylet"].setproctitle("lego-rl: zygote")  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
+    forks = 0
     while os.getppid() == parent:
         ready, _, _ = select.select([listener], [], [], 1.0)
         with contextlib.suppress(ChildProcessError):
@@ -132,20 +135,22 @@ def _serve(listener: socket.socket) -> NoReturn:
                 pass
         if ready:
             channel, _ = listener.accept()
+            forks += 1
             if os.fork() == 0:
                 listener.close()
-                _become(channel)
+                _become(channel, forks)
             channel.close()
     os._exit(0)
 
 
-def _become(channel: socket.socket) -> NoReturn:
-    """Turn this fork into the program that the stand-in asked for; the exit code goes back over the channel."""
+def _become(channel: socket.socket, serial: int) -> NoReturn:
+    """Turn this fork, the zygote's `serial`-th, into the program that the stand-in asked for; its exit code goes back over the channel."""
     code = 1
     try:
         request = _receive(channel)
         keep = channel.detach()
         _take_on(request)
+        _part_from_siblings(serial)
         threading.Thread(target=_end_with, args=(keep,), name="stand-in", daemon=True).start()
         runpy.run_path(request["argv"][0], run_name="__main__")
         code = 0
@@ -175,7 +180,7 @@ def _receive(channel: socket.socket) -> dict[str, Any]:
 
 
 def _take_on(request: dict[str, Any]) -> None:
-    """Environment, directory, argv, streams and random state of the new program."""
+    """Environment, directory, argv and streams of the new program."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     wanted = request["env"]
     for name in [name for name in os.environ if name not in wanted]:
@@ -184,13 +189,24 @@ def _take_on(request: dict[str, Any]) -> None:
         if os.environ.get(name) != value:
             os.environ[name] = value
     os.chdir(request["cwd"])
-    random.seed()
-    sys.modules["numpy"].random.seed()  # type: ignore[attr-defined]
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _part_from_siblings(serial: int) -> None:
+    """Own random numbers for this fork.
+
+    Ray draws object ids from a C++ generator whose state the forks share: two workers that start together would create the same object
+    in the store and hang. There is no way to seed it, so every fork moves on by a different multiple of what a process draws in its life.
+    """
+    random.seed()
+    sys.modules["numpy"].random.seed()  # type: ignore[attr-defined]
+    draw = sys.modules["ray._raylet"].UniqueID.from_random  # type: ignore[attr-defined]
+    for _ in range(serial * DRAWS):
+        draw()
 
 
 def _end_with(keep: int) -> None:

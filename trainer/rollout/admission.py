@@ -20,16 +20,20 @@ class CaptureFacts(Protocol):
     def over_length(self) -> bool: ...
     @property
     def engine_error(self) -> str | None: ...
+    @property
+    def proxy_error(self) -> str | None: ...
 
 
 def admit(outcome: Scored | Failed, facts: CaptureFacts) -> Scored | Failed:
     """The final outcome of one trial.
 
-    An engine failure outweighs everything: what the harness did after it says nothing about the policy. A trial without a model call
-    says nothing either, whether its process ended or hung. `tampered` and `agent_fault` are the sandbox's findings and stay.
+    A failure of engine or proxy outweighs everything: what the harness did after it says nothing about the policy. A trial without a
+    model call says nothing either, whether its process ended or hung. `tampered` and `agent_fault` are the sandbox's findings and stay.
     """
     if facts.engine_error:
         return Failed(stage=Stage.AGENT, cause=Cause.ENGINE, detail=facts.engine_error)
+    if facts.proxy_error:
+        return Failed(stage=Stage.AGENT, cause=Cause.PROXY, detail=facts.proxy_error)
     reached_agent = isinstance(outcome, Scored) or outcome.cause is Cause.AGENT_TIMEOUT
     if reached_agent and facts.policy_turns == 0:
         evidence = outcome.evidence if isinstance(outcome, Failed) else []

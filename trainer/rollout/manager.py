@@ -101,8 +101,9 @@ class RolloutManager:
         self._thread.join()
 
     async def _open(self, run: RunDir, token: str, engine: VerlEngine, model: Path) -> tuple[TrialRoom, Proxy]:
+        # Late: verl imports this module in processes that never render.
+        from trainer.proxy.rendering import Rendering
         from trainer.proxy.service import Proxy
-        from trainer.proxy.rendering import Rendering  # late: verl imports this module in processes that never render
 
         rendering = Rendering.load(model, thinking=self.spec.model.thinking)
         proxy = Proxy(engine, rendering)

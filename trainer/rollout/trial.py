@@ -20,7 +20,7 @@ from server.schemas.runspec import RunSpec
 from server.schemas.spool import Reporter
 from server.schemas.states import Phase, TrialState
 from server.schemas.tasks import HELD_OUT, TRAIN
-from server.schemas.trials import ProxyEndpoint, TrialRequest
+from server.schemas.trials import ProxyEndpoint, TrialRequest, TrialView
 from trainer.capture.sample import Sample
 from trainer.engine.base import Sampling
 
@@ -82,13 +82,7 @@ class TrialRoom:
             view = await self.runner.run(self._request(group, trial_id, url, key))
         finally:
             capture = await self.proxy.close(trial_id)
-        if isinstance(view, Failed):
-            outcome: Scored | Failed = view
-        else:
-            outcome = view.outcome or Failed(
-                stage=view.stage, cause=Cause.RUNNER_LOST, detail="the runner ended the trial without an outcome"
-            )
-        outcome = admit(outcome, capture)
+        outcome = admit(view if isinstance(view, Failed) else _runner_outcome(view), capture)
         record = capture.record(trial_id)
         samples = capture.samples()
         body = await asyncio.to_thread(_keep, self.run, record, samples, self.spec.reporting.keep_captures)
@@ -111,6 +105,12 @@ class TrialRoom:
             budgets=self.spec.sandbox.budgets,
             seed=trial_seed(self.spec.trainer.seed, trial_id),
         )
+
+
+def _runner_outcome(view: TrialView) -> Scored | Failed:
+    if view.outcome is None:
+        return Failed(stage=view.stage, cause=Cause.RUNNER_LOST, detail="the runner ended the trial without an outcome")
+    return view.outcome
 
 
 def _keep(run: RunDir, record: CaptureRecord, samples: list[Sample], arrays: bool) -> CaptureBody:

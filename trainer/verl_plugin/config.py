@@ -108,9 +108,6 @@ def _actor(spec: RunSpec) -> dict[str, Any]:
     return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | {
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype": "fp32",
-        "+lego.minibatches": algorithm.minibatches,
-        "+lego.normaliser": algorithm.normaliser,
-        "+lego.ratio_base": algorithm.ratio_base,
         "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
         "critic.enable": False,

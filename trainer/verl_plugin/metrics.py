@@ -7,8 +7,11 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from server.schemas.events import StepBody
 from server.schemas.spool import Reporter
+from trainer.learning.fidelity import fidelity
 
 
 class ReportingSink:
@@ -38,3 +41,22 @@ def step_line(metrics: dict[str, float], step: int, steps: int) -> str:
         parts.append(f"pearson {pearson:.5f}")
     parts.append(f"{value('timing_s/step', 0):.1f} s")
     return "  ".join(parts)
+
+
+def update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the optimizer steps; clip fraction and mean |log σ| over rollouts, and |log σ| of the last step by itself."""
+    total = {name: sum(step[name] for step in steps) for name in steps[0]}
+    return {
+        "lego/optimizer_steps": float(len(steps)),
+        "actor/loss": total["loss"] / len(steps),
+        "actor/grad_norm": total["grad_norm"] / len(steps),
+        "actor/clip_fraction": total["clipped"] / total["rollouts"],
+        "actor/abs_log_ratio": total["abs_log_ratio"] / total["rollouts"],
+        "actor/abs_log_ratio_last": steps[-1]["abs_log_ratio"] / steps[-1]["rollouts"],
+    }
+
+
+def fidelity_metrics(rollout: np.ndarray, trainer: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    """Log-probs at sampling against the trainer's, over all scored rollouts of a step; verl adds the correlation of probabilities."""
+    found = fidelity(rollout, trainer, mask)
+    return {f"lego/fidelity/{name}": float(getattr(found, name)) for name in ("tokens", "pearson", "k3", "mean_abs", "p99_abs", "max_abs")}

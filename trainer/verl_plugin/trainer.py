@@ -22,7 +22,7 @@ from server.schemas.events import EvaluationBody
 from server.schemas.rundir import RunDir
 from trainer.rollout.manager import PlayedGroup, RolloutManager
 
-from .metrics import ReportingSink
+from .metrics import ReportingSink, fidelity_metrics, update_metrics
 from .update import StepUpdate, plan_update
 from .worker import CpuWorker
 
@@ -84,11 +84,12 @@ class LegoSync(PPOTrainerSync):
             played = self.agent_loop_manager.finish_step()
             batch = self._sample(played, sample_batch_size)
             self.on_sample_end()
+        algorithm = self._spec.algorithm
         update = plan_update(
             played,
-            normaliser=self.config.lego.normaliser,
-            epochs=self.config.actor_rollout_ref.actor.ppo_epochs,
-            minibatches=self.config.lego.minibatches,
+            normaliser=algorithm.normaliser,
+            epochs=algorithm.epochs,
+            minibatches=algorithm.minibatches,
             seed=self._spec.trainer.seed * 100_003 + self.global_steps,
         )
         metrics.update(update.metrics)
@@ -112,24 +113,26 @@ class LegoSync(PPOTrainerSync):
         return batch
 
     def _refuse_too_many_failures(self, metrics: dict[str, float]) -> None:
-        share = metrics["lego/failed"] / metrics["lego/trials"]
-        if share > self._spec.monitors.failed_share:
-            causes = ", ".join(
-                f"{name.removeprefix('lego/failed/')} {n:.0f}" for name, n in metrics.items() if name.startswith("lego/failed/")
-            )
+        failed, trials, allowed = metrics["lego/failed"], metrics["lego/trials"], self._spec.monitors.failed_share
+        if failed > allowed * trials:
+            prefix = "lego/failed/"
+            causes = ", ".join(f"{name.removeprefix(prefix)} {n:.0f}" for name, n in metrics.items() if name.startswith(prefix))
             raise TooManyFailures(
-                f"{metrics['lego/failed']:.0f} of {metrics['lego/trials']:.0f} trials of step {self.global_steps} failed ({causes}), more than"
-                f" monitors.failed_share = {self._spec.monitors.failed_share:g} allows: see the trials' evidence, then start the run again"
+                f"{failed:.0f} of {trials:.0f} trials of step {self.global_steps} failed ({causes}), more than monitors.failed_share ="
+                f" {allowed:g} allows: see the evidence of these trials, mend the cause and start a new run"
             )
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
         `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards."""
         batch = super()._compute_old_log_prob(batch, metrics)
-        if self.config.lego.ratio_base == "behaviour":
-            captured = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["rollout_log_probs"])
-            captured["old_log_probs"] = captured.pop("rollout_log_probs")
-            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=captured)
+        names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        metrics.update(fidelity_metrics(*(data[name].values().numpy() for name in names)))
+        metrics.update(self.actor_rollout_wg.routing_counts()[0])
+        if self._spec.algorithm.ratio_base == "behaviour":
+            captured = TensorDict({"old_log_probs": data["rollout_log_probs"]}, batch_size=len(batch))
+            batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=captured)
         return batch
 
     def _update_branches(self, batch: KVBatchMeta, update: StepUpdate, metrics: dict[str, Any]) -> None:
@@ -140,20 +143,20 @@ class LegoSync(PPOTrainerSync):
             "share": torch.tensor([row.share for row in rows], dtype=torch.float32),
             "rollout": torch.tensor([row.rollout for row in rows]),
         }
-        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+        epochs, minibatches = self._spec.algorithm.epochs, self._spec.algorithm.minibatches
         columns |= {f"minibatch_{epoch}": torch.tensor([row.minibatches[epoch] for row in rows]) for epoch in range(epochs)}
         trained = tq.kv_batch_put(
             keys=[row.key for row in rows], partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(rows))
         )
         trained.extra_info = {
             "epochs": epochs,
-            "minibatches": self.config.lego.minibatches,
+            "minibatches": minibatches,
             "temperature": self.config.actor_rollout_ref.rollout.temperature,
             "calculate_entropy": False,
             "global_batch_size": 1,
         }
         output = self.actor_rollout_wg.update_actor(trained)
-        metrics.update(_update_metrics(tu.get(output, "metrics")))
+        metrics.update(update_metrics(tu.get(output, "metrics")))
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -167,16 +170,3 @@ class LegoSync(PPOTrainerSync):
     def _say(self, line: str) -> None:
         with (self._run.logs / PROGRESS_LOG).open("a") as file:
             file.write(line + "\n")
-
-
-def _update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the optimizer steps; clip fraction and mean |log σ| over rollouts, and |log σ| of the last step by itself."""
-    total = {name: sum(step[name] for step in steps) for name in steps[0]}
-    return {
-        "lego/optimizer_steps": float(len(steps)),
-        "actor/loss": total["loss"] / len(steps),
-        "actor/grad_norm": total["grad_norm"] / len(steps),
-        "actor/clip_fraction": total["clipped"] / total["rollouts"],
-        "actor/abs_log_ratio": total["abs_log_ratio"] / total["rollouts"],
-        "actor/abs_log_ratio_last": steps[-1]["abs_log_ratio"] / steps[-1]["rollouts"],
-    }

@@ -44,6 +44,12 @@ class CpuWorker(ActorRolloutRefWorker):
         """A call to the rollout server in this process. No `torch.no_grad()` here: across an await it leaks into training."""
         return await getattr(self.rollout.server, method)(*args, **kwargs)
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def routing_counts(self) -> dict[str, float]:
+        """Rows of expert routes since the last call: replayed, changed by it, and routed natively for want of a record."""
+        counts = self.actor.engine.replay.take()
+        return {f"lego/routing/{name}": float(getattr(counts, name)) for name in ("replayed", "changed", "native")}
+
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict:
         """One optimizer step per mini-batch and epoch; a mini-batch without rows is skipped. Returns the metrics of each step."""
@@ -55,6 +61,7 @@ class CpuWorker(ActorRolloutRefWorker):
                 rows = (data[f"minibatch_{epoch}"] == number).nonzero().squeeze(1)
                 if len(rows):
                     steps.append(self._optimizer_step(tu.index_select_tensor_dict(data, rows)))
+        self.actor.engine.replay.take()  # the counts are those of the pass at the step's start
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": steps})
 
     def _optimizer_step(self, batch: TensorDict) -> dict[str, float]:

@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,6 +21,8 @@ from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 from server.schemas.rundir import RunnerFile, write_atomic
 from server.schemas.states import TrialState
 from server.schemas.trials import RunnerHealth, TrialRequest, TrialView
+
+from .served import Served
 
 Outcome = Scored | Failed
 Play = Callable[["Harness", TrialRequest], Awaitable[Outcome]]
@@ -58,11 +57,11 @@ class FakeRunner:
         """Status codes to answer with before anything else."""
         self._views: dict[str, TrialView] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._runner_file, self._token, self._play = runner_file, token, play
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
+        self._runner_file, self._token, self.play = runner_file, token, play
+        self._served: Served | None = None
 
     def start(self, port: int = 0) -> str:
+        """Listen, then say where in runner.json."""
         app = Starlette(
             routes=[
                 Route("/trials", self._submit, methods=["POST"]),
@@ -71,23 +70,14 @@ class FakeRunner:
                 Route("/healthz", self._health),
             ]
         )
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=port, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
-        host, port = self._server.servers[0].sockets[0].getsockname()[:2]
-        self.url = f"http://{host}:{port}"
+        self._served = Served(app, port)
+        self.url = self._served.url
         write_atomic(self._runner_file, RunnerFile(url=self.url, pid=0, boot=self.boot).model_dump_json())
         return self.url
 
     def stop(self) -> None:
-        assert self._server is not None and self._thread is not None
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join()
+        assert self._served is not None
+        self._served.stop()
 
     async def _submit(self, http: Request) -> Response:
         if self.fail_next:
@@ -103,7 +93,10 @@ class FakeRunner:
 
     async def _run(self, request: TrialRequest) -> None:
         async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
-            outcome = await self._play(Harness(client, request), request)
+            try:
+                outcome = await self.play(Harness(client, request), request)
+            except Exception as error:  # noqa: BLE001 a test's script that fails must end its trial, not hang it
+                outcome = Failed(stage=Stage.AGENT, cause=Cause.AGENT_SETUP, detail=f"the test's script failed: {error!r}")
         state = TrialState.SCORED if isinstance(outcome, Scored) else TrialState.FAILED
         stage = Stage.DONE if isinstance(outcome, Scored) else outcome.stage
         self._views[request.trial_id] = TrialView(trial_id=request.trial_id, state=state, stage=stage, outcome=outcome, exit_code=0)
