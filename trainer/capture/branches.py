@@ -49,4 +49,8 @@ def _reason(turn: Turn, rival: Turn, behind: Turn | None, stripped: bool) -> Bra
         return BranchReason.HISTORY_EDITED
     if mine[1].message != theirs[1].message:
         return BranchReason.SUB_AGENT
-    return BranchReason.COMPACTION if mine[0] is theirs[0] else BranchReason.TOOLS_CHANGED
+    if mine[0] is not theirs[0]:
+        return BranchReason.TOOLS_CHANGED
+    old, new = next((a.message, b.message) for a, b in zip(theirs, mine, strict=False) if a is not b)
+    # Claude Code writes a note into the last user message when a turn had no visible output.
+    return BranchReason.HISTORY_EDITED if new.content.startswith(old.content) else BranchReason.COMPACTION

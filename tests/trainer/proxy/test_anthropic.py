@@ -157,6 +157,15 @@ async def test_compaction_starts_a_branch(rollout: Rollout) -> None:
     assert [sample.reason for sample in capture.samples()] == [BranchReason.ROOT, BranchReason.COMPACTION]
 
 
+async def test_note_inside_the_last_user_message_is_no_compaction(rollout: Rollout) -> None:
+    rollout.engine.script = ["<|im_end|>", say("Two.")]
+    assert (await ask(rollout, START)).content == []
+    await ask(rollout, [{"role": "user", "content": "Fix calc.py.\n[Your previous response had no visible output.]"}])
+    capture = await rollout.close()
+    audit(capture, rollout.engine)
+    assert [sample.reason for sample in capture.samples()] == [BranchReason.ROOT, BranchReason.HISTORY_EDITED]
+
+
 @pytest.mark.parametrize("context", [700])
 async def test_overflow_in_claude_codes_words(rollout: Rollout) -> None:
     rollout.engine.script = [say("One.")]

@@ -1,0 +1,91 @@
+"""The proxy against the real programs: Claude Code itself, and LiteLLM, which is mini-swe-agent's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.schemas.capture import BranchReason
+from tests.support.claude_cli import claude_cli, claude_env
+from tests.trainer.audit import audit
+from tests.trainer.proxy.conftest import Rollout
+from tests.trainer.scripted import call, calls, say
+from trainer.engine.base import EngineError
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def claude(rollout: Rollout, home: Path) -> dict[str, Any]:
+    """Claude Code's own result object for one headless run."""
+    env = {**claude_env(home, rollout.url), "ANTHROPIC_API_KEY": rollout.key, "ANTHROPIC_MODEL": "qwen3-coder", "IS_SANDBOX": "1"}
+    process = await asyncio.create_subprocess_exec(
+        str(claude_cli()), "-p", "Fix calc.py.", "--output-format", "json", "--dangerously-skip-permissions",
+        "--system-prompt", "You fix code.", "--tools", "Bash,Read",
+        env=env, cwd=home, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(120):
+        out, _ = await process.communicate()
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+@pytest.mark.claude
+async def test_claude_code_is_one_branch(rollout: Rollout, tmp_path: Path) -> None:
+    rollout.engine.script = [
+        call("Bash", "I list.", command="ls", description="List"),
+        calls(("Bash", {"command": "pwd", "description": "d"}), ("Bash", {"command": "echo  hi", "description": "e"})),
+        "<think>\nOnly one file.\n</think>\n\n" + call("Bash", command="true", description="d"),
+        say("All done."),
+    ]
+    assert (await claude(rollout, tmp_path))["result"] == "All done."
+    capture = await rollout.close()
+    audit(capture, rollout.engine)
+    (sample,) = capture.samples()
+    assert (sample.reason, sample.excluded, capture.policy_turns) == (BranchReason.ROOT, None, 4)
+
+
+@pytest.mark.claude
+@pytest.mark.parametrize("max_turns", [1])
+async def test_claude_code_takes_the_turn_cap_as_its_end(rollout: Rollout, tmp_path: Path) -> None:
+    rollout.engine.script = [call("Bash", command="ls", description="List")]
+    result = await claude(rollout, tmp_path)
+    assert (result["is_error"], result["result"]) == (True, "Prompt is too long")
+    capture = await rollout.close()
+    assert (capture.turn_cap_hit, capture.policy_turns) == (True, 1)
+
+
+@pytest.mark.claude
+async def test_claude_code_ends_at_once_when_the_engine_is_gone(rollout: Rollout, tmp_path: Path) -> None:
+    rollout.engine.script = [EngineError("out of memory")]
+    assert (await claude(rollout, tmp_path))["is_error"]
+    assert (await rollout.close()).engine_error == "EngineError: out of memory"
+
+
+@pytest.mark.parametrize("max_turns", [1])
+async def test_litellm_raises_what_mini_swe_agent_does_not_retry(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its abort list is ContextWindowExceeded, NotFound, Authentication, PermissionDenied and UnsupportedParams."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+
+    async def ask(key: str = rollout.key, text: str = "Hello.") -> Any:
+        messages = [{"role": "user", "content": text}]
+        fields = {"model": "openai/policy", "messages": messages, "api_base": f"{rollout.url}/v1", "api_key": key}
+        return await asyncio.to_thread(litellm.completion, **fields)
+
+    with pytest.raises(litellm.exceptions.AuthenticationError):
+        await ask(key="wrong")
+    with pytest.raises(litellm.exceptions.ContextWindowExceededError):
+        await ask(text="x" * 30_000)
+    rollout.engine.script = [call("bash", command="ls")]
+    answer = await ask()
+    assert answer.choices[0].message.tool_calls[0].function.arguments == '{"command": "ls"}'
+    with pytest.raises(litellm.exceptions.ContextWindowExceededError):
+        await ask(text="One turn too many.")
+    await rollout.close()
+    with pytest.raises(litellm.exceptions.NotFoundError):
+        await ask()
+    assert rollout.engine.started == 1
