@@ -1,4 +1,4 @@
-"""The real control plane with a trainer and a runner that take a second: `python -m tests.support.quick_server DATA_DIR`."""
+"""The real control plane with a trainer and a runner that take a second: `quick_server.py DATA_DIR`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.schemas.datadir import DataDir
 @contextmanager
 def quick_server(data: DataDir) -> Iterator[Client]:
     """A client of such a server in a process of its own."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.support.quick_server", data.root])
+    process = subprocess.Popen([sys.executable, "-P", __file__, data.root])
     try:
         while (client := running(data)) is None:
             try:
@@ -34,5 +34,6 @@ if __name__ == "__main__":
     from server.serve import serve
     from server.settings import Settings
 
-    modules = {"trainer_module": "tests.support.quick_trainer", "runner_module": "tests.support.quick_runner"}
-    serve(Settings(data_dir=Path(sys.argv[1]), port=0, **modules))  # type: ignore[arg-type]
+    here = Path(__file__).parent
+    trainer, runner = here / "quick_trainer.py", here.parent / "server" / "launchers" / "fakes" / "runner.py"
+    serve(Settings(data_dir=Path(sys.argv[1]), port=0, trainer_args=("-P", str(trainer)), runner_args=("-P", str(runner)), stop_grace_s=3))

@@ -1,4 +1,4 @@
-"""`python -m tests.support.quick_trainer --run-dir DIR`: learns nothing, takes a second, and reports what a real trainer would."""
+"""`quick_trainer.py --run-dir DIR`: learns nothing, takes a second, and reports what a real trainer would."""
 
 from __future__ import annotations
 
