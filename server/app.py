@@ -11,11 +11,13 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from .changes import Changes
+from .checks.service import CheckService
 from .context import Context
 from .db import Database
 from .errors import install_handlers
 from .launchers.follower import Follower
 from .launchers.process import ProcessLauncher
+from .routes import checks as check_routes
 from .routes import diagnosis, events, findings, info, login, plans, runs, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
@@ -32,21 +34,23 @@ def create_app(settings: Settings) -> FastAPI:
         await anyio.to_thread.run_sync(db.migrate)
         token = load_or_create_token(settings.data.token)
         launcher, changes = ProcessLauncher(settings, db), Changes(asyncio.get_running_loop())
-        guard = Guard(token, open_reads=settings.is_loopback)
-        app.state.context = Context(settings=settings, db=db, guard=guard, changes=changes, launcher=launcher)
+        guard, checks = Guard(token, open_reads=settings.is_loopback), CheckService(settings, db, changes)
+        app.state.context = Context(settings=settings, db=db, guard=guard, changes=changes, launcher=launcher, checks=checks)
         follower = Follower(settings, db, launcher, changes)
         await anyio.to_thread.run_sync(follower.start)
+        await anyio.to_thread.run_sync(checks.recover)
         try:
             yield
         finally:
             await anyio.to_thread.run_sync(follower.stop)
+            await anyio.to_thread.run_sync(checks.close)
             db.close()
 
     app = FastAPI(title="lego-rl", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     hostnames = frozenset((*LOOPBACK_NAMES, *(name.lower() for name in settings.hostnames))) if settings.is_loopback else None
     app.add_middleware(Perimeter, hostnames=hostnames)
     install_handlers(app)
-    for routes in (info, login, plans, runs, events, trials, findings, diagnosis):
+    for routes in (info, login, check_routes, plans, runs, events, trials, findings, diagnosis):
         app.include_router(routes.router)
     app.include_router(pages.router)
     app.mount("/static", StaticFiles(packages=[("server.ui", "static")]), name="static")

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from .changes import Changes
+from .checks.service import CheckService
 from .db import Database
 from .launchers.process import ProcessLauncher
 from .security import Guard
@@ -21,6 +22,7 @@ class Context:
     guard: Guard
     changes: Changes
     launcher: ProcessLauncher
+    checks: CheckService
 
 
 def get_context(request: Request) -> Context:

@@ -1,7 +1,8 @@
 """What the rooms answer when the server's checks ask them, one JSON document on stdout.
 
 `python -m trainer.cli check-model --spec FILE --json` → ModelFacts
-`python -m sandbox.cli selftest … --json` → SelfTestFacts
+`python -m sandbox.cli selftest --spec FILE --tasks N --json` → SelfTestFacts
+`python -m sandbox.cli harness list --runtimes DIR --json` → list of HarnessRuntime
 """
 
 from __future__ import annotations
@@ -55,3 +56,11 @@ class SelfTestFacts(_Facts):
     noop: list[TaskReward] = Field(default_factory=list)
     problems: list[str] = Field(default_factory=list)
     limits_mode: str = ""
+
+
+class HarnessRuntime(_Facts):
+    """A pinned harness of this version of the program, and whether the store has it."""
+
+    name: str
+    version: str
+    installed: bool

@@ -1,0 +1,238 @@
+"""The rules. Each is a pure function over (spec, facts) that says what it looked at: ok, or what is wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..runs.plans import expected_trials
+from ..schemas.checks import Check, Level
+from ..schemas.probes import TaskReward, TemplateClass
+from ..schemas.runspec import Kind, RunSpec
+from .facts import Facts, Room
+
+TRAINER_MB = {"warm_fork": 2500, "plain": 5000}
+"""Resident memory of the trainer's processes: forked ones share what they imported."""
+TRIAL_DISK_MB = 0.2
+"""Harbor's directory, capture and logs of one trial."""
+INSTALL = "`make install`, or `uv sync --extra {room} --inexact` in the checkout"
+
+
+def ok(code: str, where: str, message: str) -> Check:
+    return Check(code=code, level=Level.OK, where=where, message=message)
+
+
+def warning(code: str, where: str, message: str, fix: str) -> Check:
+    return Check(code=code, level=Level.WARNING, where=where, message=message, fix=fix)
+
+
+def error(code: str, where: str, message: str, fix: str) -> Check:
+    return Check(code=code, level=Level.ERROR, where=where, message=message, fix=fix)
+
+
+def skipped(code: str, where: str, message: str) -> Check:
+    return Check(code=code, level=Level.SKIPPED, where=where, message=message)
+
+
+def kind(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    if spec.kind is not Kind.TRAIN:
+        yield error("kind", "kind", f"runs of kind {spec.kind} are not there yet", "use kind: train")
+
+
+def paths(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    for name, fact in facts.paths.items():
+        section, field = name.split(".")
+        path = getattr(getattr(spec, section), field)
+        if not fact.exists:
+            yield error("path", name, f"{path} does not exist", "give an existing directory, relative to the spec's file or absolute")
+        elif not fact.is_dir:
+            yield error("path", name, f"{path} is not a directory", "give the directory that holds it")
+        else:
+            yield ok("path", name, f"{path} exists")
+    if spec.data.train is not None and spec.data.held_out is None:
+        yield error("path", "data.held_out", "task directories for the held-out evaluation are missing", "set data.held_out")
+    if not facts.data.writable:
+        yield error(
+            "data_dir", "data directory", f"{facts.data_dir} cannot be written", "make it writable or start the server with --data-dir"
+        )
+
+
+def ports(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    if facts.bind_problem:
+        fix = "allow listening on 127.0.0.1: proxy and runner need a port each"
+        yield error("ports", "machine", f"no port of 127.0.0.1 can be bound: {facts.bind_problem}", fix)
+    else:
+        yield ok("ports", "machine", "ports of 127.0.0.1 can be bound")
+
+
+def memory(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    trainer = TRAINER_MB[spec.trainer.start]
+    worst = trainer + spec.sandbox.concurrency * spec.sandbox.limits.memory_mb
+    if facts.memory_mb < trainer:
+        fix = "free memory, or use trainer.start: warm_fork" if spec.trainer.start == "plain" else "free memory"
+        yield error("memory", "machine", f"{facts.memory_mb} MB are available, the trainer alone takes about {trainer} MB", fix)
+    elif facts.memory_mb < worst:
+        where = f"{facts.memory_mb} MB are available, trainer and {spec.sandbox.concurrency} sandboxes may take up to {worst} MB"
+        yield warning(
+            "memory", "sandbox.concurrency", where, "lower sandbox.concurrency or sandbox.limits.memory_mb if sandboxes use their limit"
+        )
+    else:
+        yield ok("memory", "machine", f"{facts.memory_mb} MB are available, up to {worst} MB may be used")
+
+
+def disk(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    need = int(200 + TRIAL_DISK_MB * expected_trials(spec) + spec.sandbox.concurrency * spec.sandbox.limits.disk_mb)
+    where = f"{facts.disk_mb} MB are free in {facts.data_dir}, the run may take up to {need} MB"
+    if facts.disk_mb < need:
+        yield error("disk", "data directory", where, "free space, or start the server with --data-dir on another disk")
+    else:
+        yield ok("disk", "data directory", where)
+
+
+def rooms(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    yield from _room("trainer", facts.trainer, facts.pins["trainer"])
+    yield from _room("sandbox", facts.sandbox, facts.pins["sandbox"])
+
+
+def model(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    if facts.model is None or not _complete(facts.trainer):
+        yield skipped("model", "model", "not looked at: the trainer is not installed")
+        return
+    found = facts.model.value
+    if found is None or found.problem:
+        problem = found.problem if found else facts.model.problem
+        yield error(
+            "model", "model.path", f"{spec.model.path} cannot be used: {problem}", "give a checkpoint directory or a `builtin:` policy"
+        )
+        return
+    yield ok("model", "model.path", f"{spec.model.path} has a configuration and a tokenizer")
+    match found.template:
+        case TemplateClass.APPEND_ONLY:
+            yield ok("template", "model.renderer", "the chat template is append-only: every prompt begins with what came before")
+        case TemplateClass.STRIPS:
+            message = "the chat template drops thinking of earlier turns: a prompt that is rendered anew starts a branch"
+            yield warning("template", "model.thinking", message, "set model.thinking: false where the policy allows it")
+        case _:
+            message = "the chat template rewrites earlier turns: every turn becomes a branch of its own"
+            yield warning("template", "model.renderer", message, "use a model whose template appends")
+    if found.round_trip:
+        yield error(
+            "tool_calls", "model.renderer", f"a tool call does not survive renderer and parser: {found.round_trip}", "use another renderer"
+        )
+    else:
+        yield ok("tool_calls", "model.renderer", "tool calls survive the way through renderer and parser")
+    if spec.algorithm.routing_replay and not found.experts:
+        yield error("routing_replay", "algorithm.routing_replay", "the model is dense: there is no routing to replay", "set it to false")
+    if found.experts and not spec.algorithm.routing_replay:
+        message = f"the model has {found.experts} experts and their routing is not replayed: rollout and trainer will disagree"
+        yield warning("routing_replay", "algorithm.routing_replay", message, "set it to true")
+
+
+def context(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    """Prompt and completions share `model.context`."""
+    found = facts.model.value if facts.model else None
+    if found is None or found.problem:
+        return
+    if found.longest is not None and spec.model.context > found.longest:
+        yield error(
+            "context",
+            "model.context",
+            f"{spec.model.context} tokens, the model allows {found.longest}",
+            f"set it to {found.longest} or less",
+        )
+    for name, prompt in found.prompt_tokens.items():
+        room = spec.model.context - prompt
+        first = f"the first prompt of {name} takes {prompt} of {spec.model.context} tokens"
+        if room < spec.rollout.max_new_tokens:
+            yield error("context", "model.context", f"{first}, which leaves no room for one turn", "raise model.context")
+        else:
+            yield ok("context", "model.context", first)
+
+
+def harnesses(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    if facts.harnesses is None or not _complete(facts.sandbox):
+        yield skipped("harness", "harnesses", "not looked at: the sandbox is not installed")
+        return
+    if facts.harnesses.value is None:
+        yield error(
+            "harness", "harnesses", f"the sandbox does not say which harnesses it has: {facts.harnesses.problem}", "see `rl harness list`"
+        )
+        return
+    known = {runtime.name: runtime for runtime in facts.harnesses.value}
+    for number, harness in enumerate(spec.harnesses):
+        where, runtime = f"harnesses.{number}", known.get(harness.name)
+        if runtime is None:
+            yield error("harness", where, f"there is no harness {harness.name}", f"use one of: {', '.join(sorted(known))}")
+        elif runtime.version != harness.version:
+            message = f"{harness.name} is pinned at {runtime.version}, the spec asks for {harness.version}"
+            yield error("harness", f"{where}.version", message, f"set version: {runtime.version}")
+        elif not runtime.installed:
+            yield error("harness", where, f"{harness.name} {harness.version} is not installed", f"`rl harness install {harness.name}`")
+        else:
+            yield ok("harness", where, f"{harness.name} {harness.version} is installed")
+
+
+def grading(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    """A sandbox starts; the reference solution scores 1 and doing nothing scores 0 on sampled tasks."""
+    if facts.selftest is None or not _complete(facts.sandbox):
+        reason = "left out on request" if facts.selftest is None else "the sandbox is not installed"
+        yield skipped("sandbox", "sandbox", f"no sandbox was started: {reason}")
+        return
+    found = facts.selftest.value
+    problems = found.problems if found else [facts.selftest.problem]
+    for problem in problems:
+        yield error(
+            "sandbox",
+            "sandbox",
+            f"a sandbox cannot be used: {problem}",
+            "see `python -m sandbox.cli selftest` and the README's requirements",
+        )
+    if found is None:
+        return
+    if not problems:
+        yield ok("sandbox", "sandbox", f"sandboxes start, limits by {found.limits_mode}")
+    if found.limits_mode == "rlimit":
+        message = "limits are set per process: memory and processes of a sandbox as a whole are not bounded"
+        yield warning("limits", "sandbox.limits", message, "run as root or with a delegated control group to bound whole sandboxes")
+    yield from _rewards("oracle", found.oracle, 1, "the reference solution")
+    yield from _rewards("noop", found.noop, 0, "doing nothing")
+
+
+RULES = (kind, paths, ports, memory, disk, rooms, model, context, harnesses, grading)
+
+
+def _complete(room: Room) -> bool:
+    return not room.problem and None not in room.versions.values()
+
+
+def _room(name: str, room: Room, pins: object) -> Iterator[Check]:
+    assert isinstance(pins, dict)  # noqa: S101
+    fix = INSTALL.format(room=name)
+    if room.problem:
+        yield error(name, f"{name} environment", f"{room.python} does not answer: {room.problem}", fix)
+        return
+    missing = [package for package, version in room.versions.items() if version is None]
+    other = [
+        f"{package} {version} in place of {pins[package]}"
+        for package, version in room.versions.items()
+        if version not in (None, pins[package])
+    ]
+    if missing:
+        yield error(name, f"{name} environment", f"not installed in {room.python}: {', '.join(missing)}", fix)
+    elif other:
+        yield warning(name, f"{name} environment", f"other versions than this program was made for: {', '.join(other)}", fix)
+    else:
+        yield ok(name, f"{name} environment", f"all {len(pins)} pinned packages are there")
+
+
+def _rewards(code: str, graded: list[TaskReward], expected: int, what: str) -> Iterator[Check]:
+    wrong = [
+        f"{task.task} scored {task.reward:g}" if task.reward is not None else f"{task.task} got no verdict"
+        for task in graded
+        if task.reward != expected
+    ]
+    if wrong:
+        yield error(
+            code, "data", f"{what} must score {expected}: {', '.join(wrong)}", "repair the task's tests or solution before training on it"
+        )
+    elif graded:
+        yield ok(code, "data", f"{what} scores {expected} on {len(graded)} sampled tasks")
