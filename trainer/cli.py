@@ -44,5 +44,17 @@ def check_model(spec_file: Path, as_json: bool) -> None:
     click.echo(facts.model_dump_json() if as_json else "\n".join(lines))
 
 
+@bench.command("proxy")
+@click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1), help="Rounds of conversations after a warm-up round.")
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Directory of the tokenizer to use.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench_proxy(runs: int, model: Path | None, as_json: bool) -> None:
+    """Latency that the proxy adds to a model call, for 1 and 64 rollouts at once."""
+    from trainer.bench import proxy
+
+    rows = proxy.run(runs, model)
+    click.echo(json.dumps(proxy.as_json(rows), indent=2) if as_json else "\n".join(row.line for row in rows))
+
+
 if __name__ == "__main__":
     main()

@@ -68,10 +68,10 @@ class Turn(Node):
 
     index: int = 0
     """Order of completion within the rollout."""
-    call: Key = ()
-    """Thread, tools and messages of the request. Turns with the same one are samples of which the client can have kept only one."""
+    call: bytes = b""
+    """Digest of thread, tools and messages of the request. Of turns with the same one the client can have kept only one."""
     thread: str = ""
-    tools: Key = ()
+    tools: bytes = b""
     scaffold: int = 0
     log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     version: int = 0
@@ -131,7 +131,7 @@ class Graph:
     """Grows by `place` (what a request adds) and `add_turn` (what the engine sampled); nothing is ever removed or changed."""
 
     def __init__(self) -> None:
-        self.roots: dict[Key, Node] = {}
+        self.roots: dict[bytes, Node] = {}
         self.turns: list[Turn] = []
 
     def nodes(self) -> Iterator[Node]:

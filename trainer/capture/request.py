@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ class Request:
     from the RunSpec. `thread` is the harness's own name of a sub-agent's conversation, empty on the main one. `unknown` are names of
     fields that mean nothing to the proxy.
 
-    `call` identifies the request for retries: neither `stream` nor `max_tokens` is in it, because a client's fallback changes them.
+    `call` identifies the request for retries by thread, tools and messages. Neither `stream` nor `max_tokens` is in it, because a
+    client's fallback changes them.
     """
 
     messages: tuple[Message, ...]
@@ -26,10 +28,29 @@ class Request:
     max_tokens: int | None = None
     thread: str = ""
     unknown: frozenset[str] = frozenset()
-    tools_key: Key = field(init=False)
-    call: Key = field(init=False)
+    tools_key: bytes = field(init=False)
+    """Digest of the tools, empty when there are none."""
+    call: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        tools_key: Key = (json.dumps(self.tools, ensure_ascii=False),) if self.tools else ()
+        tools_key = _digest((json.dumps(self.tools),)) if self.tools else b""
         object.__setattr__(self, "tools_key", tools_key)
-        object.__setattr__(self, "call", (self.thread, tools_key, tuple(message.key for message in self.messages)))
+        object.__setattr__(self, "call", _digest((self.thread, tools_key.hex(), *(message.key for message in self.messages))))
+
+
+def _digest(key: Key) -> bytes:
+    """Of nested tuples of strings. A digest, because a turn keeps it, and must not keep the whole history of its request alive."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(part: Key | str) -> None:
+        if isinstance(part, str):
+            raw = part.encode("utf-8", "surrogatepass")
+            digest.update(b"s%d:" % len(raw))
+            digest.update(raw)
+        else:
+            digest.update(b"t%d:" % len(part))
+            for item in part:
+                add(item)
+
+    add(key)
+    return digest.digest()

@@ -63,6 +63,8 @@ class Proxy:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Bind and serve; port 0 takes a free one. Returns the base URL. Raises OSError when the address is taken."""
         listener = socket.create_server((host, port), backlog=2048)
+        # Head and body of an answer are two writes: without this, the second waits 40 ms for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._url = "http://{}:{}".format(*listener.getsockname()[:2])
         config = uvicorn.Config(
             self._app(), log_config=None, access_log=False, server_header=False, lifespan="off", ws="none",
@@ -97,6 +99,11 @@ class Proxy:
         self._closed_keys[rollout_id] = session.key
         self._captures[rollout_id] = session.capture
         capture = await session.close()
+        log.info(
+            "rollout closed: id=%s harness=%s turns=%d sampled_tokens=%d cancelled=%d turn_cap=%s over_length=%s failed=%s",
+            rollout_id, capture.harness, capture.policy_turns, capture.sampled_tokens, capture.cancelled, capture.turn_cap_hit,
+            capture.over_length, bool(capture.engine_error or capture.proxy_error),
+        )  # fmt: skip
         release = getattr(self._engine, "release", None)
         if release is not None and inspect.isawaitable(released := release(rollout_id)):
             await released
@@ -140,6 +147,7 @@ class Proxy:
                 session = self._authorize(http)
                 return await handle(http, dialect, session, dialect.parse(load(await _body(http)), http.headers))
             except Refusal as refusal:
+                log.info("call refused: rollout=%s reason=%s %s", http.path_params.get("rollout_id"), refusal.reason, refusal.message)
                 return _refused(dialect, refusal)
             except (ClientGone, ClientDisconnect):
                 return Response(status_code=499)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Place, Turn, store_routes
-from trainer.capture.message import Key, Message, ToolCall
+from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
 from trainer.proxy.refusal import Reason, Refusal
@@ -43,7 +43,7 @@ class Session:
         self.capture = Capture(harness, context)
         self._engine, self._rendering = engine, rendering
         self._sampling, self._max_turns, self._context = sampling, max_turns, context
-        self._flights: dict[Key, Flight] = {}
+        self._flights: dict[bytes, Flight] = {}
         self._mint = hashlib.blake2b(rollout_id.encode(), digest_size=5).hexdigest()
         self._minted = 0
         self._closed = False
@@ -84,7 +84,7 @@ class Session:
         await asyncio.gather(*tasks, return_exceptions=True)
         return self.capture
 
-    def _unsent(self, call: Key) -> Turn | None:
+    def _unsent(self, call: bytes) -> Turn | None:
         last = next((turn for turn in reversed(self.capture.graph.turns) if turn.call == call), None)
         return last if last is not None and not last.sent and not last.returned else None
 
@@ -111,7 +111,7 @@ class Session:
         flight.task.add_done_callback(lambda _: self._land(request.call, flight))
         return flight
 
-    def _land(self, call: Key, flight: Flight) -> None:
+    def _land(self, call: bytes, flight: Flight) -> None:
         if self._flights.get(call) is flight:
             del self._flights[call]
 
