@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,11 +18,19 @@ from server.schemas.datadir import DataDir, default_data_dir
 from server.schemas.runspec import Harness
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_store = click.option("--runtimes", type=click.Path(file_okay=False, path_type=Path), help="The store [default: below the data directory].")
+_folder = click.Path(file_okay=False, path_type=Path)
 
 
-def _open_store(path: Path | None) -> Store:
-    return Store(path or DataDir(default_data_dir()).runtimes)
+def _store(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say where runtimes are; the command gets them as `store`."""
+
+    @click.option("--runtimes", type=_folder, help="The store [default: below the data directory].")
+    @click.option("--data-dir", type=_folder, help="The data directory [default: the user's].")
+    @functools.wraps(command)
+    def with_store(runtimes: Path | None, data_dir: Path | None, **options: object) -> None:
+        command(store=Store(runtimes or DataDir(data_dir or default_data_dir()).runtimes), **options)
+
+    return with_store
 
 
 def _pins(names: tuple[str, ...]) -> list[Pin]:
@@ -43,9 +54,8 @@ def harness() -> None:
 @click.option("--again", is_flag=True, help="Replace what is installed.")
 @_store
 @_json
-def harness_install(names: tuple[str, ...], again: bool, runtimes: Path | None, as_json: bool) -> None:
+def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: bool) -> None:
     """Fetch and check runtimes (all, or those named)."""
-    store = _open_store(runtimes)
     rows = []
     for pin in _pins(names):
         try:
@@ -55,8 +65,8 @@ def harness_install(names: tuple[str, ...], again: bool, runtimes: Path | None, 
     click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']} {row['version']}  {row['path']}" for row in rows))
 
 
-def _states(store: Store, deep: bool) -> list[dict[str, str]]:
-    rows = []
+def _states(store: Store, deep: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for pin in PINS.values():
         problem, state = "", "verified" if deep else "installed"
         try:
@@ -65,25 +75,34 @@ def _states(store: Store, deep: bool) -> list[dict[str, str]]:
             state, problem = "missing", str(error)
         except RuntimeStoreError as error:
             state, problem = "tampered", str(error)
-        rows.append({"name": pin.name, "version": pin.version, "state": state, "path": str(store.tree(pin)), "problem": problem})
+        rows.append(
+            {
+                "name": pin.name,
+                "version": pin.version,
+                "state": state,
+                "installed": state != "missing",
+                "path": str(store.tree(pin)),
+                "problem": problem,
+            }
+        )
     return rows
 
 
 @harness.command("list")
 @_store
 @_json
-def harness_list(runtimes: Path | None, as_json: bool) -> None:
+def harness_list(store: Store, as_json: bool) -> None:
     """What is pinned, and whether it is installed."""
-    rows = _states(_open_store(runtimes), deep=False)
+    rows = _states(store, deep=False)
     click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']:16} {row['version']:10} {row['state']}" for row in rows))
 
 
 @harness.command("verify")
 @_store
 @_json
-def harness_verify(runtimes: Path | None, as_json: bool) -> None:
+def harness_verify(store: Store, as_json: bool) -> None:
     """Compare every installed byte with the manifest and the packages' own records. Exit status 1 when something was changed."""
-    rows = _states(_open_store(runtimes), deep=True)
+    rows = _states(store, deep=True)
     lines = (row["problem"] or f"{row['name']} {row['version']} is as it was published" for row in rows)
     click.echo(json.dumps(rows) if as_json else "\n".join(lines))
     sys.exit(any(row["state"] == "tampered" for row in rows))
@@ -101,13 +120,32 @@ def bench() -> None:
 @click.option("--start", default="warm_fork", show_default=True, type=click.Choice(["warm_fork", "exec"]))
 @_store
 @_json
-def bench_trials(n: int, concurrency: int, name: str, start: str, runtimes: Path | None, as_json: bool) -> None:
+def bench_trials(n: int, concurrency: int, name: str, start: str, store: Store, as_json: bool) -> None:
     """Wall clock and CPU seconds per trial against a scripted model."""
     from sandbox.bench import trials
 
     wanted = Harness.model_validate({"name": name, "version": PINS[name].version, "start": start})
-    figures = asyncio.run(trials.run(wanted, _open_store(runtimes).root, n, concurrency))
-    click.echo(json.dumps(figures, indent=2) if as_json else "\n".join(f"{key}: {value}" for key, value in figures.items()))
+    figures = asyncio.run(trials.run(wanted, store.root, n, concurrency))
+    click.echo(json.dumps(figures) if as_json else "\n".join(f"{key}: {value}" for key, value in figures.items()))
+
+
+@main.command("selftest")
+@click.option("--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A RunSpec, JSON.")
+@click.option("--tasks", default=2, show_default=True, type=click.IntRange(min=1), help="Tasks of each split.")
+@_json
+def selftest(spec_file: Path, tasks: int, as_json: bool) -> None:
+    """Grade sampled tasks with their own solution, with nothing done and with a cheat, in real sandboxes."""
+    from sandbox.runner import quiet
+
+    quiet()
+    from sandbox.runner.selftest import selftest as grade
+    from server.schemas.runspec import RunSpec
+
+    facts = asyncio.run(grade(RunSpec.model_validate_json(spec_file.read_bytes()), tasks))
+    lines = [f"oracle {row.task}: {row.reward}" for row in facts.oracle] + [f"no-op {row.task}: {row.reward}" for row in facts.noop]
+    click.echo(facts.model_dump_json() if as_json else "\n".join([*lines, *facts.problems, f"limits by {facts.limits_mode or 'nothing'}"]))
+    good = all(row.reward == 1 for row in facts.oracle) and all(row.reward == 0 for row in facts.noop) and not facts.problems
+    sys.exit(0 if good or as_json else 1)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ class NamespaceEnvironment(BaseEnvironment):
     options: NamespaceOptions
 
     def __init__(self, *args: Any, session_id: str, **kwargs: Any) -> None:
-        self.is_verifier = "__verifier" in session_id
+        # Harbor ends the agent's session id with this; the verifier's it cuts at 63 characters, which may take its marker away.
+        self.is_verifier = not session_id.endswith("__env")
         self._host: Host | None = None
         self._sandbox: Sandbox | None = None
         self._untouched = True

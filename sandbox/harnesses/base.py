@@ -51,6 +51,7 @@ class Rollout:
     """What an adapter needs for one trial. `on_setup` and `on_start` tell the runner how far it came."""
 
     launcher: Launcher
+    task: Path
     proxy: ProxyEndpoint
     on_setup: Callable[[], None]
     on_start: Callable[[], None]

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import sys
 from pathlib import Path
 
-# Read by Harbor and its libraries when they are imported; endpoints and keys of the caller are none of an agent's business.
-for _name in [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_", "LITELLM_", "MSWEA_"))]:
-    del os.environ[_name]
-os.environ |= {"HARBOR_TELEMETRY": "0", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+from . import quiet
 
 
 def main() -> int:
@@ -20,8 +16,8 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("harbor").setLevel(logging.CRITICAL)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    quiet()
 
     from server.schemas.rundir import RunDir
 

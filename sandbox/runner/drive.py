@@ -43,6 +43,8 @@ class Room:
 
     spec: RunSpec
     tasks: Path
+    index: dict[str, list[str]]
+    """Split → names of its tasks."""
     trials: Path
     sandboxes: Path
     launchers: dict[str, Launcher]
@@ -116,6 +118,7 @@ class Attempt:
     def _rollout(self) -> Rollout:
         return Rollout(
             launcher=self.room.launchers[self.request.harness],
+            task=self.room.tasks / self.request.split / self.request.task,
             proxy=self.request.proxy,
             on_setup=lambda: self._enter(Stage.AGENT_SETUP),
             on_start=self._start,

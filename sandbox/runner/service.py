@@ -74,8 +74,13 @@ def _load(run: RunDir) -> RunFile:
 
 
 @contextlib.asynccontextmanager
-async def open_room(spec: RunSpec, store: Store, tasks: Path, trials: Path, sandboxes: Path) -> AsyncIterator[tuple[Room, Host]]:
-    """Everything that trials need, ready: tasks, runtimes, warm parents, spawner. Raises NotReady."""
+async def open_room(
+    spec: RunSpec, store: Store, tasks: Path, trials: Path, sandboxes: Path, limit: int | None = None
+) -> AsyncIterator[tuple[Room, Host]]:
+    """Everything that trials need, ready: tasks, runtimes, warm parents, spawner. Raises NotReady.
+
+    `limit` bounds the tasks of a split that come from a directory.
+    """
     agents = {harness.name: HARNESSES[harness.name] for harness in spec.harnesses if harness.name in HARNESSES}
     for harness in spec.harnesses:
         if harness.name not in agents:
@@ -83,7 +88,7 @@ async def open_room(spec: RunSpec, store: Store, tasks: Path, trials: Path, sand
     async with contextlib.AsyncExitStack() as stack:
         try:
             starting = [asyncio.create_task(_launch(harness, store)) for harness in spec.harnesses]
-            await asyncio.to_thread(prepare, spec.data, tasks)
+            entries = await asyncio.to_thread(prepare, spec.data, tasks, limit)
             host = await stack.enter_async_context(Host.open(sandboxes))
             launchers: dict[str, Launcher] = {}
             for harness, start in zip(spec.harnesses, starting, strict=True):
@@ -91,7 +96,8 @@ async def open_room(spec: RunSpec, store: Store, tasks: Path, trials: Path, sand
                 stack.push_async_callback(launchers[harness.name].stop)
         except (RuntimeStoreError, WarmStartError, SandboxError, TaskError, ValueError) as error:
             raise NotReady(str(error)) from error
-        yield Room(spec, tasks, trials, sandboxes, launchers, agents), host
+        index = {split: [entry.task for entry in found] for split, found in entries.items()}
+        yield Room(spec, tasks, index, trials, sandboxes, launchers, agents), host
 
 
 async def _launch(harness: Harness, store: Store) -> Launcher:

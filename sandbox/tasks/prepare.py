@@ -22,9 +22,12 @@ class TaskError(Exception):
     """A task directory that trials cannot use; the message says what to change in it."""
 
 
-def prepare(data: Data, tasks: Path) -> dict[str, list[TaskEntry]]:
-    """Write both splits below `tasks` and return their entries. A split whose index exists is taken as it is: it was written last."""
-    return {split: _read(tasks / split) or _write(data, split, tasks / split) for split in (TRAIN, HELD_OUT)}
+def prepare(data: Data, tasks: Path, limit: int | None = None) -> dict[str, list[TaskEntry]]:
+    """Write both splits below `tasks` and return their entries. A split whose index exists is taken as it is: it was written last.
+
+    `limit` bounds the tasks of a split that come from a directory.
+    """
+    return {split: _read(tasks / split) or _write(data, split, tasks / split, limit) for split in (TRAIN, HELD_OUT)}
 
 
 def _read(directory: Path) -> list[TaskEntry]:
@@ -32,9 +35,9 @@ def _read(directory: Path) -> list[TaskEntry]:
     return [TaskEntry.model_validate_json(line) for line in index.read_text().splitlines()] if index.exists() else []
 
 
-def _write(data: Data, split: str, directory: Path) -> list[TaskEntry]:
+def _write(data: Data, split: str, directory: Path, limit: int | None) -> list[TaskEntry]:
     directory.mkdir(parents=True, exist_ok=True)
-    entries = list(_generate(data, split, directory) if data.family else _copy(data, split, directory))
+    entries = list(_generate(data, split, directory) if data.family else _copy(data, split, directory, limit))
     if not entries and split == TRAIN:
         raise TaskError(f"data.train: {data.train} holds no task directory")
     write_atomic(directory / INDEX, "".join(entry.model_dump_json() + "\n" for entry in entries), mode=0o644)
@@ -49,13 +52,13 @@ def _generate(data: Data, split: str, directory: Path) -> Iterator[TaskEntry]:
         yield TaskEntry(task=task.name, kind=task.kind, instruction=task.issue)
 
 
-def _copy(data: Data, split: str, directory: Path) -> Iterator[TaskEntry]:
+def _copy(data: Data, split: str, directory: Path, limit: int | None) -> Iterator[TaskEntry]:
     source = data.held_out if split == HELD_OUT else data.train
     if source is None:
         return
     if not source.is_dir():
         raise TaskError(f"data.{split}: {source} is not a directory")
-    for task in sorted(path for path in source.iterdir() if path.is_dir()):
+    for task in sorted(path for path in source.iterdir() if path.is_dir())[:limit]:
         entry = check_task(task)
         if not (directory / task.name).exists():
             shutil.copytree(task, directory / task.name, symlinks=True)

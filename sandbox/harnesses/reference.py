@@ -1,0 +1,61 @@
+"""Agents that are no harness: the task's own solution, doing nothing, and a cheat. The grader's self-test runs them like any other."""
+
+from __future__ import annotations
+
+from typing import override
+
+from sandbox.integrity.environment import TrialEnvironment
+
+from .base import HarnessAgent
+
+
+class _ShellAgent(HarnessAgent):
+    async def _shell(self, environment: TrialEnvironment, script: bytes) -> None:
+        self.rollout.on_start()
+        result = await environment.sandbox.exec(["/bin/bash", "-s"], stdin=script)
+        self.exit_code = result.return_code
+        (self.logs_dir / "harness.log").write_bytes(result.stdout + result.stderr)
+
+
+class Oracle(_ShellAgent):
+    """Runs `solution/solve.sh`, which it gets over standard input."""
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "oracle"
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        await self._shell(environment, (self.rollout.task / "solution" / "solve.sh").read_bytes())
+
+
+class Noop(_ShellAgent):
+    @staticmethod
+    @override
+    def name() -> str:
+        return "noop"
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        self.rollout.on_start()
+        self.exit_code = 0
+
+
+class EarlyExit(_ShellAgent):
+    """Makes every Python file of the tree end its process with status 0: a check that runs graded code in its own process falls for it."""
+
+    SCRIPT = rb"""
+find . -name '*.py' | while read -r file; do
+  { printf 'import os\nos._exit(0)\n'; cat "$file"; } > /tmp/cheat && cat /tmp/cheat > "$file"
+done
+"""
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "early-exit"
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        await self._shell(environment, self.SCRIPT)
