@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .errors import ControlError
-from .rooms import VERBS
+from .rooms import VERBS, room_command
 
 if TYPE_CHECKING:
     from server.schemas.api import RunStatus
@@ -27,7 +27,7 @@ class Target:
     """Which control plane the commands talk to."""
 
     def __init__(self, data_dir: Path | None, url: str | None, token_file: Path | None) -> None:
-        self._data_dir = data_dir
+        self.data_dir = data_dir
         self.url = url
         self.token_file = token_file
 
@@ -35,7 +35,7 @@ class Target:
     def data(self) -> DataDir:
         from server.schemas.datadir import DataDir, default_data_dir
 
-        return DataDir((self._data_dir or default_data_dir()).absolute())
+        return DataDir((self.data_dir or default_data_dir()).absolute())
 
     def client(self) -> Client:
         from .client import Client
@@ -240,10 +240,10 @@ def review(target: Target, finding_id: str, decision: str, note: str) -> None:
 @main.command()
 @click.option("--preset", default="local", help="local, or local-claude-code.")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps.")
-@click.option("--seed", type=int, help="Seed of the trainer.")
+@click.option("--seed", type=int, help="Seed of the trainer, or of the policy that is made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON in the last line.")
 @click.option("--stop-server", is_flag=True, help="Stop the server at the end if the demo started it.")
-@click.option("--remake-policy", is_flag=True, help="Make the demo policy anew instead of running.")
+@click.option("--remake-policy", is_flag=True, help="Make a demo policy anew (minutes) instead of running.")
 @click.pass_obj
 def demo(target: Target, preset: str, steps: int | None, seed: int | None, as_json: bool, stop_server: bool, remake_policy: bool) -> None:
     """Train the demo policy and watch its held-out solve rate rise."""
@@ -252,23 +252,25 @@ def demo(target: Target, preset: str, steps: int | None, seed: int | None, as_js
     overrides = {field: value for field, value in (("trainer.steps", steps), ("trainer.seed", seed)) if value is not None}
     job = Demo(target.data, preset, overrides, click.echo)
     if remake_policy:
-        sys.exit(job.remake_policy())
+        sys.exit(job.remake_policy(seed or 0))
     sys.exit(job.run(lambda run_id: _watch(target, run_id), as_json=as_json, stop_after=stop_server))
 
 
-def _dispatch(verb: str) -> click.Command:
-    room, help_text = VERBS[verb]
+def _dispatch(name: str) -> click.Command:
+    verb = VERBS[name]
+    settings = {"ignore_unknown_options": True, "help_option_names": []}
 
-    @click.command(verb, help=help_text, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+    @click.command(name, help=verb.help, hidden=verb.hidden, context_settings=settings)
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-    def command(args: tuple[str, ...]) -> None:
-        from .rooms import room_command
-
-        argv = room_command(room, [verb, *args])
+    @click.pass_obj
+    def command(target: Target, args: tuple[str, ...]) -> None:
+        if target.data_dir or target.url:
+            raise click.UsageError(f"`rl {name}` talks to no server; see `rl {name} --help` for where it looks")
+        argv = room_command(verb.room_of(args), [name, *args])
         os.execv(argv[0], argv)  # noqa: S606  (no shell wanted)
 
     return command
 
 
-for _verb in VERBS:
-    main.add_command(_dispatch(_verb))
+for _name in VERBS:
+    main.add_command(_dispatch(_name))

@@ -28,8 +28,8 @@ from .errors import ControlError, ServerAbsent
 
 T = TypeVar("T")
 
-TIMEOUT_S = 9.5
-"""A tool must answer in 10 s, so no request may take longer."""
+TIMEOUT_S = 9.8
+"""A tool must answer in 10 s, so no request may take longer; a long poll asks for less."""
 
 WAIT_S = 8.0
 

@@ -63,14 +63,22 @@ class Demo:
             self._say(json.dumps(result))
         return 0 if status.state is RunState.SUCCEEDED and significant(result) else 1
 
-    def remake_policy(self) -> int:
-        """Make the demo policy's weights anew, with progress on the terminal."""
+    def remake_policy(self, seed: int) -> int:
+        """Make the preset's policy anew below the data directory, with progress on the terminal; the shipped one stays as it is."""
         up = ensure_server(self._data)
-        codes = [
-            subprocess.run(rooms.room_command(rooms.TRAINER, ["--harness", name], module="trainer.policies.remake"), check=False).returncode
-            for name in self._harnesses(up.client)
-        ]
-        return max(codes)
+        try:
+            [harness] = self._harnesses(up.client)
+        finally:
+            if up.started:
+                stop_server(self._data)
+        out = self._data.root / "policies" / f"onebug-{harness}-seed{seed}"
+        command = rooms.room_command(
+            rooms.TRAINER, ["--harness", harness, "--out", str(out), "--seed", str(seed)], module="trainer.policies.remake"
+        )
+        code = subprocess.run(command, check=False).returncode
+        if code == 0:
+            self._say(f"a run starts from it with `rl run {self._request.document['extends']} --set model.path={out}`")
+        return code
 
     def _run(self, client: Client, watch: Callable[[str], RunStatus]) -> RunStatus | None:
         """The ended run; None when the checks found something that would make it fail."""
@@ -91,7 +99,7 @@ class Demo:
         return [harness["name"] for harness in client.plan(self._request).spec["harnesses"]]
 
     def _install(self, harness: str) -> None:
-        command = rooms.room_command(rooms.SANDBOX, ["harness", "install", harness, "--data-dir", str(self._data.root)])
+        command = rooms.room_command(rooms.SANDBOX, ["harness", "install", harness, "--runtimes", str(self._data.runtimes)])
         if subprocess.run(command, check=False).returncode:
             raise ControlError(
                 f"the runtime of harness {harness} could not be installed: see above, then try `rl harness install {harness}`"

@@ -26,6 +26,10 @@ STOP_S = 20
 POLL_S = 0.1
 
 
+class StillStarting(ControlError):
+    """The server was started and does not listen yet."""
+
+
 class Up(NamedTuple):
     client: Client
     started: bool
@@ -37,10 +41,11 @@ def server_command(data: DataDir, port: int) -> list[str]:
     return [sys.executable, "-P", "-m", "server", "--data-dir", str(data.root), "--port", str(port)]
 
 
-def ensure_server(data: DataDir, port: int | None = None) -> Up:
+def ensure_server(data: DataDir, port: int | None = None, patience_s: float = START_S) -> Up:
     """The server of the data directory, started and detached when there is none. Port 0: any free one; None: the usual one, if it is free.
 
-    Raises ControlError with the server's own last words when it does not come up; nothing is left behind then.
+    Raises ControlError with the server's own last words when it ends at once (nothing is left behind then), and when it does not
+    listen within `patience_s` (it goes on starting).
     """
     client = running(data)
     if client is not None:
@@ -49,16 +54,16 @@ def ensure_server(data: DataDir, port: int | None = None) -> Up:
         client = running(data)
         if client is not None:
             return Up(client, started=False)
-        return Up(_start(data, _usual_port(data) if port is None else port, log), started=True)
+        return Up(_start(data, _usual_port(data) if port is None else port, log, patience_s), started=True)
 
 
-def _start(data: DataDir, port: int, log: Path) -> Client:
+def _start(data: DataDir, port: int, log: Path, patience_s: float) -> Client:
     before = log.stat().st_size
     with log.open("ab") as output:
         child = subprocess.Popen(
             server_command(data, port), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=data.root
         )
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         client = running(data)
         if client is not None:
@@ -66,9 +71,7 @@ def _start(data: DataDir, port: int, log: Path) -> Client:
         if child.poll() is not None:
             raise ControlError(f"the server did not start: {_last_line(log, before)}")
         time.sleep(POLL_S)
-    child.terminate()
-    child.wait()
-    raise ControlError(f"the server did not listen within {START_S} s and was stopped; its last words: {_last_line(log, before)}")
+    raise StillStarting(f"the server is still starting after {patience_s:g} s: try again in a moment, or see {log}")
 
 
 def running(data: DataDir) -> Client | None:
@@ -133,6 +136,8 @@ def _start_lock(data: DataDir) -> Iterator[Path]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield data.server_log
+    except StillStarting:
+        raise
     except ControlError:
         if fresh:
             data.server_log.unlink(missing_ok=True)

@@ -28,8 +28,9 @@ from .errors import ControlError
 from .local import Up, ensure_server
 from .spec import DEFAULT, spec_request
 
-CHECK_WAIT_S = 7.0
-WAIT_MAX_S = 9.0
+ANSWER_S = 9.0
+"""Within this a tool has answered, whatever it waits for."""
+START_S = 7.0
 PROGRESS_S = 2.0
 RUNS = 20
 
@@ -44,7 +45,7 @@ class Session:
     def control(self, start: bool = False) -> Iterator[Up]:
         """The control plane for one tool call, started when it is absent and `start`; failures become one-line tool errors."""
         try:
-            up = ensure_server(self.data) if start else Up(Client.of(self.data), started=False)
+            up = ensure_server(self.data, patience_s=START_S) if start else Up(Client.of(self.data), started=False)
             try:
                 yield up
             finally:
@@ -57,20 +58,21 @@ Ctx = Context[Session, Any]
 Spec = Annotated[str, Field(description="Name of a preset, or path of a YAML file that describes the run")]
 Overrides = Annotated[dict[str, Any] | None, Field(description='RunSpec fields to set on top, by dotted name: {"trainer.steps": 12}')]
 RunId = Annotated[str, Field(description="Run id; empty: the newest run")]
-Wait = Annotated[float, Field(ge=0, le=WAIT_MAX_S, description="Seconds to wait for something new before answering")]
+Wait = Annotated[float, Field(ge=0, le=ANSWER_S, description="Seconds to wait for something new before answering")]
 
 
 def check(ctx: Ctx, spec: Spec = DEFAULT, overrides: Overrides = None, skip_slow: bool = False) -> answers.CheckAnswer:
     """Check that a run would work on this machine: its description, paths, memory, sandbox, harness, chat template and tasks."""
+    until = time.monotonic() + ANSWER_S
     with _session(ctx).control(start=True) as up:
         request = spec_request(spec, overrides or {}, Path.cwd())
         job = up.client.check(CheckRequest(**request.model_dump(), skip_slow=skip_slow))
         if job.report is None:
-            job = up.client.check_status(job.check_id, wait_s=CHECK_WAIT_S)
+            job = up.client.check_status(job.check_id, wait_s=max(0.0, until - time.monotonic()))
         return answers.CheckAnswer.of(job, _note(up))
 
 
-def check_status(ctx: Ctx, check_id: str, wait_s: Wait = CHECK_WAIT_S) -> answers.CheckAnswer:
+def check_status(ctx: Ctx, check_id: str, wait_s: Wait = ANSWER_S) -> answers.CheckAnswer:
     """The result of a check that was still running."""
     with _session(ctx).control() as up:
         return answers.CheckAnswer.of(up.client.check_status(check_id, wait_s))

@@ -19,13 +19,26 @@ class Room(NamedTuple):
 SANDBOX = Room("sandbox.cli", "harbor", "uv sync --extra sandbox --inexact")
 TRAINER = Room("trainer.cli", "verl", "uv sync --extra trainer --inexact")
 
-VERBS: dict[str, tuple[Room, str]] = {
-    "bench": (TRAINER, "Measure proxy, capture and engine."),
-    "harness": (SANDBOX, "Install and list pinned harness runtimes."),
-    "r3": (TRAINER, "Work with routing replay."),
-    "redteam": (SANDBOX, "Try to earn rewards without solving tasks."),
-    "replay": (TRAINER, "Replay recorded rollouts through proxy and capture."),
-    "tasks": (SANDBOX, "Make and check task directories."),
+
+class Verb(NamedTuple):
+    room: Room
+    help: str
+    elsewhere: dict[str, Room] = {}  # noqa: RUF012  (never changed)
+    """Sub-commands that another room has."""
+    hidden: bool = False
+    """Reserved: the room refuses it until it has it."""
+
+    def room_of(self, args: tuple[str, ...]) -> Room:
+        return self.elsewhere.get(args[0], self.room) if args else self.room
+
+
+VERBS = {
+    "bench": Verb(TRAINER, "Measure proxy, engine (`bench engine`) and sandboxes (`bench trials`).", {"trials": SANDBOX}),
+    "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes."),
+    "r3": Verb(TRAINER, "Work with routing replay.", hidden=True),
+    "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks.", hidden=True),
+    "replay": Verb(TRAINER, "Replay recorded rollouts through proxy and capture.", hidden=True),
+    "tasks": Verb(SANDBOX, "Make and check task directories.", hidden=True),
 }
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from plugin.client import Client
+from plugin.errors import ControlError
+from plugin.rooms import SANDBOX, TRAINER, VERBS, Room, room_command
 from server.schemas.datadir import DataDir
 
 RL = Path(sys.executable).parent / "rl"
@@ -81,12 +83,16 @@ def test_the_dashboard_is_the_servers_address(client: Client, data: DataDir) -> 
 
 
 def test_a_verb_of_another_room_says_what_installs_it() -> None:
-    from plugin.errors import ControlError
-    from plugin.rooms import Room, room_command
-
     absent = Room("trainer.cli", "no_such_package", "uv sync --extra trainer")
     with pytest.raises(ControlError, match="`trainer` is not installed here: run `make install`"):
         room_command(absent, [])
+
+
+def test_a_verb_is_dispatched_to_the_room_that_has_it(empty: DataDir) -> None:
+    assert VERBS["bench"].room_of(("trials", "--n", "4")) is SANDBOX
+    assert VERBS["bench"].room_of(("engine",)) is TRAINER
+    assert VERBS["harness"].room_of(()) is SANDBOX
+    assert "talks to no server" in rl(empty, "harness", "list").stderr
 
 
 def test_status_as_json_is_one_object_a_line(client: Client, data: DataDir) -> None:
