@@ -53,11 +53,12 @@ class Projection:
         if self._run.state is RunState.STALLED:
             self._run.state, self._run.reason = RunState.RUNNING, ""
         problems: dict[int, str] = {}
-        for event in events:
-            try:
-                self._apply(event)
-            except _Problem as problem:
-                problems[event.seq] = str(problem)
+        with self._session.no_autoflush:
+            for event in events:
+                try:
+                    self._apply(event)
+                except _Problem as problem:
+                    problems[event.seq] = str(problem)
         self._session.flush()
         return problems
 
@@ -144,6 +145,7 @@ class Projection:
         )
 
     def _metrics(self, step: int, metrics: dict[str, float], counts: dict[str, float]) -> None:
+        self._session.flush()
         known = set(self._session.scalars(sa.select(Metric.key).where(Metric.run_id == self._run.run_id, Metric.step == step)))
         values = metrics | {f"evaluation/{key}": value for key, value in counts.items()}
         for key, value in values.items():
