@@ -6,8 +6,14 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from .onebug import generate
+
+
+def rows(seed: int, n: int, held_out: bool) -> list[dict[str, Any]]:
+    """The fields of `OneBug` by name."""
+    return [dataclasses.asdict(task) for task in generate(seed, n, held_out)]
 
 
 def main() -> None:
@@ -18,8 +24,7 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="tasks of the held-out split")
     options = parser.parse_args()
     with options.out.open("w", encoding="utf-8") as lines:
-        for task in generate(options.seed, options.n, options.held_out):
-            lines.write(json.dumps(dataclasses.asdict(task)) + "\n")
+        lines.writelines(json.dumps(row) + "\n" for row in rows(options.seed, options.n, options.held_out))
 
 
 if __name__ == "__main__":
