@@ -24,9 +24,11 @@ from server.schemas.runspec import Kind, RunSpec
 from server.schemas.spool import Reporter
 from server.schemas.states import RunState
 from server.schemas.tasks import TRAIN
+from trainer.policies import PREFIX, resolve
 from trainer.rollout.tasks import read_index
 
 from . import environment, zygote
+from .config import Place, overrides
 
 RUNNER_S = 180
 """How long the runner may take to prepare its tasks and listen."""
@@ -42,7 +44,11 @@ class LaunchError(Exception):
 def launch(root: Path) -> int:
     """Run to the end; 0 when all steps were done. A failure is printed, reported and returned as 1, a termination as 143."""
     run = RunDir(root.resolve())
-    file = run.load()
+    try:
+        file = run.load()
+    except (OSError, ValueError) as error:
+        print(f"failed: {run.run_file} cannot be read: {error}", file=sys.stderr)
+        return 1
     run.logs.mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, _terminate)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
@@ -68,6 +74,7 @@ def _train(run: RunDir, file: RunFile) -> None:
     spec = file.spec
     if spec.kind is not Kind.TRAIN:
         raise LaunchError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train'")
+    model = _model(spec.model.path)
     environment.apply()
     warm = spec.trainer.start == "warm_fork"
     if warm and (reason := zygote.obstacle()):
@@ -83,27 +90,23 @@ def _train(run: RunDir, file: RunFile) -> None:
             sys.executable = str(executable)
         _wait_for_runner(run)
         _check_tasks(run, spec)
-        _drive(run, file, temp, executable)
+        _drive(file, Place(run, file.run_id, model, temp, executable))
 
 
-def _drive(run: RunDir, file: RunFile, temp: Path, executable: Path | None) -> None:
+def _drive(file: RunFile, place: Place) -> None:
     """verl's own main, given the configuration that its hydra decorator would have composed from the same overrides."""
     import ray
     import verl.trainer.main_ppo as main_ppo
     from hydra import compose, initialize_config_dir
 
-    from trainer.verl_plugin.config import Place, overrides
-
-    place = Place(run=run, run_id=file.run_id, model=_model(file.spec.model.path), ray_temp=temp, py_executable=executable)
-    config_dir = Path(main_ppo.__file__).parent / "config"
-    with initialize_config_dir(str(config_dir), version_base=None):
+    with initialize_config_dir(str(Path(main_ppo.__file__).parent / "config"), version_base=None):
         config = compose("ppo_trainer", overrides(file.spec, place))
     try:
         main_ppo.main(config)
     finally:
         signal.alarm(0)  # the handler that Ray's C++ part puts in front of ours would abort the process 3 s after a SIGTERM
         ray.shutdown()
-    _link_final_weights(run, file.spec.trainer.steps)
+    _link_final_weights(place.run, file.spec.trainer.steps)
 
 
 def _link_final_weights(run: RunDir, steps: int) -> None:
@@ -115,9 +118,10 @@ def _link_final_weights(run: RunDir, steps: int) -> None:
 
 
 def _model(name: str) -> Path:
-    from trainer.policies import PREFIX, resolve
-
-    path = resolve(name) if name.startswith(PREFIX) else Path(name)
+    try:
+        path = resolve(name) if name.startswith(PREFIX) else Path(name)
+    except ValueError as error:
+        raise LaunchError(f"model.path: {error}") from error
     if not (path / "config.json").is_file():
         raise LaunchError(f"model.path {name!r} is no checkpoint directory: {path / 'config.json'} does not exist")
     return path

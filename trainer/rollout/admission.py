@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
+from server.schemas.outcome import ADMISSION, Cause, Failed, Scored, Stage, Termination
 
 
 class CaptureFacts(Protocol):
@@ -45,3 +45,12 @@ def admit(outcome: Scored | Failed, facts: CaptureFacts) -> Scored | Failed:
         if facts.turn_cap_hit:
             return outcome.model_copy(update={"termination": Termination.MAX_TURNS})
     return outcome
+
+
+def plays_again(outcome: Scored | Failed, attempts: int) -> bool:
+    """Whether the trainer starts a new trial in place of one that ended like this, after `attempts` of them.
+
+    Set-up stages were already tried again by the runner, which knows that no model was called. What the table retries beyond that is a
+    grader that could not run: nothing that the policy did made it fail, so a fresh rollout in its place is a fair sample.
+    """
+    return isinstance(outcome, Failed) and outcome.cause is Cause.VERIFIER and attempts <= ADMISSION[outcome.cause].retries

@@ -25,8 +25,8 @@ class Group:
     size: int
     uid: str = ""
 
-    def trial_id(self, sample: int) -> str:
-        return f"{self.group_id}-{sample}"
+    def trial_id(self, sample: int, attempt: int = 1) -> str:
+        return f"{self.group_id}-{sample}" if attempt == 1 else f"{self.group_id}-{sample}.{attempt}"
 
 
 def make_group(harnesses: Sequence[Harness], seed: int, phase: Phase, step: int, task: str, size: int, uid: str = "") -> Group:

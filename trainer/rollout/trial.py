@@ -24,7 +24,7 @@ from server.schemas.trials import ProxyEndpoint, TrialRequest, TrialView
 from trainer.capture.sample import Sample
 from trainer.engine.base import Sampling
 
-from .admission import CaptureFacts, admit
+from .admission import CaptureFacts, admit, plays_again
 from .groups import Group, trial_seed
 from .runner_client import RunnerClient
 
@@ -69,8 +69,15 @@ class TrialRoom:
     stop_token_ids: tuple[int, ...]
 
     async def play(self, group: Group, sample: int) -> Rollout:
+        """The rollout of one place in a group; a trial whose grader could not run is replaced as the admission table says."""
+        attempt = 1
+        while plays_again((rollout := await self._trial(group, sample, attempt)).outcome, attempt):
+            attempt += 1
+        return rollout
+
+    async def _trial(self, group: Group, sample: int, attempt: int) -> Rollout:
         """One trial from its first event to its last."""
-        trial_id = group.trial_id(sample)
+        trial_id = group.trial_id(sample, attempt)
         self.reporter.report(
             TrialBody(trial_id=trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED, group_id=group.group_id, sample=sample)
         )

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import verl.trainer.main_ppo
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from server.schemas.rundir import RunDir
+from server.schemas.runspec import Algorithm, Data, Evaluation, Harness, Model, Rollout, RunSpec, Sandbox, Trainer
+from trainer.launch.config import Place, overrides
+
+RUN = RunDir(Path("/runs/it's = {a} run, 1"))
+PLACE = Place(run=RUN, run_id="run-1", model=Path("/models/tiny"), ray_temp=Path("/short/ray"))
+
+SPEC = RunSpec(
+    model=Model(path="/models/tiny", context=777),
+    harnesses=[Harness(name="h", version="1")],
+    data=Data(family="onebug"),
+    sandbox=Sandbox(concurrency=11),
+    rollout=Rollout(tasks_per_step=5, group_size=7, temperature=0.9),
+    algorithm=Algorithm(clip_low=0.03, clip_high=0.04, epochs=3, routing_replay=False),
+    trainer=Trainer(
+        steps=9,
+        seed=13,
+        learning_rate=2e-5,
+        betas=(0.8, 0.99),
+        weight_decay=0.1,
+        grad_clip=0.5,
+        evaluation=Evaluation(every=4),
+    ),
+)
+
+MEANING = {
+    "algorithm.clip_high": "actor_rollout_ref.actor.clip_ratio_high",
+    "algorithm.clip_low": "actor_rollout_ref.actor.clip_ratio_low",
+    "algorithm.epochs": "actor_rollout_ref.actor.ppo_epochs",
+    "algorithm.loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
+    "algorithm.routing_replay": "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+    "model.context": "actor_rollout_ref.rollout.max_model_len",
+    "model.path": "actor_rollout_ref.model.path",
+    "rollout.engine": "actor_rollout_ref.rollout.name",
+    "rollout.group_size": "actor_rollout_ref.rollout.n",
+    "rollout.tasks_per_step": "data.train_batch_size",
+    "rollout.temperature": "actor_rollout_ref.rollout.temperature",
+    "trainer.betas": "actor_rollout_ref.actor.optim.betas",
+    "trainer.device": "trainer.device",
+    "trainer.evaluation.every": "trainer.test_freq",
+    "trainer.grad_clip": "actor_rollout_ref.actor.optim.clip_grad",
+    "trainer.learning_rate": "actor_rollout_ref.actor.optim.lr",
+    "trainer.seed": "data.seed",
+    "trainer.steps": "trainer.total_training_steps",
+    "trainer.weight_decay": "actor_rollout_ref.actor.optim.weight_decay",
+}
+OURS = {
+    "algorithm.minibatches": "lego_sync's own assembly",
+    "algorithm.normaliser": "row weights",
+    "algorithm.ratio_base": "lego_sync",
+    "rollout.max_new_tokens": "the proxy",
+    "rollout.max_turns": "the proxy",
+    "model.renderer": "the proxy",
+    "model.thinking": "the proxy",
+    "trainer.evaluation.rollouts": "the rollout manager",
+    "trainer.start": "the launcher",
+}
+"""Fields of these sections that mean nothing to verl, and who reads them."""
+
+
+def composed(spec: RunSpec = SPEC, place: Place = PLACE) -> DictConfig:
+    """What verl's main gets: its own configuration under our overrides. An unknown key is an error of hydra."""
+    config_dir = Path(verl.trainer.main_ppo.__file__).parent / "config"
+    with initialize_config_dir(str(config_dir), version_base=None):
+        return compose("ppo_trainer", overrides(spec, place))
+
+
+def test_every_field_with_a_meaning_for_verl_arrives() -> None:
+    config = composed()
+    for field, key in MEANING.items():
+        value: object = SPEC
+        for name in field.split("."):
+            value = getattr(value, name)
+        found = OmegaConf.select(config, key)
+        assert (list(found) if isinstance(value, tuple) else found) == (list(value) if isinstance(value, tuple) else value), field
+
+
+def test_every_field_of_the_learning_sections_has_a_reader() -> None:
+    fields = {
+        f"{section}.{name}"
+        for section in ("model", "rollout", "algorithm", "trainer")
+        for name in type(getattr(SPEC, section)).model_fields
+        if name != "evaluation"
+    } | {f"trainer.evaluation.{name}" for name in Evaluation.model_fields}
+    assert fields == MEANING.keys() | OURS.keys()
+
+
+def test_an_evaluation_comes_after_the_last_step_even_when_none_comes_between() -> None:
+    spec = SPEC.model_copy(update={"trainer": Trainer(steps=9, evaluation=Evaluation(every=0))})
+    assert composed(spec).trainer.test_freq == 9
+    assert composed(spec).trainer.val_before_train is True
+
+
+def test_paths_survive_hydras_grammar() -> None:
+    config = composed()
+    assert config.lego.run_dir == str(RUN.root)
+    assert config.data.train_files == str(RUN.tasks / "train" / "index.jsonl")
+    assert config.trainer.default_local_dir == str(RUN.checkpoints)
+
+
+def test_the_cluster_is_our_own_and_bound_to_loopback() -> None:
+    init = composed().ray_kwargs.ray_init
+    assert init.address == "local"
+    assert init._node_ip_address == "127.0.0.1"
+    assert init.include_dashboard is False
+    assert init.runtime_env.py_executable is None
+
+
+def test_workers_are_forked_when_the_launcher_says_how() -> None:
+    place = Place(RUN, "run-1", Path("/m"), Path("/short/ray"), py_executable=Path("/short/ray/python"))
+    assert composed(place=place).ray_kwargs.ray_init.runtime_env.py_executable == "/short/ray/python"
+
+
+@pytest.mark.parametrize("context", [256, 8192])
+def test_the_longest_sequence_fits_into_a_micro_batch(context: int) -> None:
+    config = composed(SPEC.model_copy(update={"model": Model(path="m", context=context)}))
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= context

@@ -1,0 +1,91 @@
+"""What the launcher says about a run that cannot start: one line, reported to the server, exit code 1, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.schemas.events import RunStateBody
+from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
+from server.schemas.runspec import Data, Harness, Kind, Model, RunSpec
+from server.schemas.states import RunState
+from tests.trainer.support.fake_server import FakeServer
+from trainer.launch import driver
+
+SPEC = RunSpec(model=Model(path="builtin:none"), harnesses=[Harness(name="h", version="1")], data=Data(family="onebug"))
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    server = FakeServer("events")
+    yield server
+    server.stop()
+
+
+def launch(root: Path, server: FakeServer, spec: RunSpec, tasks: int = 8) -> tuple[int, str]:
+    run = RunDir(root)
+    folder = run.tasks / "train"
+    folder.mkdir(parents=True)
+    (folder / "index.jsonl").write_text("\n".join(json.dumps({"task": f"t-{i}", "instruction": ""}) for i in range(tasks)))
+    write_atomic(run.runner_file, RunnerFile(url="http://127.0.0.1:1", pid=0, boot="b").model_dump_json())
+    file = RunFile(run_id="r", server_url=server.url, event_token="events", runner_token="t", runtimes=root, spec=spec)
+    write_atomic(run.run_file, file.model_dump_json())
+    done = subprocess.run([sys.executable, "-m", "trainer.launch", "--run-dir", str(root)], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def checkpoint(root: Path) -> Model:
+    root.mkdir(exist_ok=True)
+    (root / "config.json").write_text("{}")
+    return Model(path=str(root))
+
+
+def test_a_directory_that_is_no_runs(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "trainer.launch", "--run-dir", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"failed: {tmp_path / 'run.json'} cannot be read")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_does_not_ship(tmp_path: Path, server: FakeServer) -> None:
+    code, output = launch(tmp_path, server, SPEC)
+    assert code == 1 and output.startswith("failed: model.path: no policy 'builtin:none' ships")
+    (state,) = server.bodies()
+    assert isinstance(state, RunStateBody) and state.state is RunState.FAILED and f"failed: {state.reason}\n" == output
+
+
+def test_a_path_that_is_no_checkpoint(tmp_path: Path, server: FakeServer) -> None:
+    code, output = launch(tmp_path, server, SPEC.model_copy(update={"model": Model(path=str(tmp_path / "nothing"))}))
+    assert code == 1 and "is no checkpoint directory" in output
+
+
+def test_a_kind_that_is_not_trained(tmp_path: Path, server: FakeServer) -> None:
+    code, output = launch(tmp_path, server, SPEC.model_copy(update={"kind": Kind.EVAL}))
+    assert code == 1 and output == "failed: kind 'eval' is not run by the trainer yet: use kind 'train'\n"
+
+
+def test_fewer_tasks_than_a_step_needs(tmp_path: Path, server: FakeServer) -> None:
+    code, output = launch(tmp_path, server, SPEC.model_copy(update={"model": checkpoint(tmp_path / "m")}), tasks=3)
+    assert code == 1 and "a step needs 8 tasks but there are only 3" in output
+
+
+def test_a_runner_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "RUNNER_S", 0)
+    with pytest.raises(driver.LaunchError, match=r"did not write .*runner\.json within 0 s"):
+        driver._wait_for_runner(RunDir(tmp_path))
+
+
+def test_rays_directory_is_reached_over_a_short_path(tmp_path: Path) -> None:
+    deep = RunDir(tmp_path / ("deep" * 20))
+    deep.root.mkdir()
+    with driver._ray_temp(deep) as temp:
+        assert len(str(temp)) <= driver.LONGEST_TEMP
+        (temp / "file").touch()
+        assert (deep.root / "ray" / "file").exists()
+    assert not temp.exists()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.schemas.outcome import ADMISSION, Cause, Failed, Scored, Stage, Termination
+from trainer.rollout.admission import admit, plays_again
+
+
+@dataclass(frozen=True)
+class Facts:
+    policy_turns: int = 3
+    turn_cap_hit: bool = False
+    over_length: bool = False
+    engine_error: str | None = None
+    proxy_error: str | None = None
+
+
+def scored(reward: int = 1, termination: Termination = Termination.COMPLETED) -> Scored:
+    return Scored(reward=1 if reward else 0, termination=termination)
+
+
+def failed(cause: Cause, stage: Stage = Stage.AGENT) -> Failed:
+    return Failed(stage=stage, cause=cause)
+
+
+OUTCOMES = st.one_of(
+    st.builds(scored, st.integers(0, 1), st.sampled_from(list(Termination))), st.builds(failed, st.sampled_from(list(Cause)))
+)
+FACTS = st.builds(Facts, st.integers(0, 5), st.booleans(), st.booleans(), st.none() | st.just("down"), st.none() | st.just("bug"))
+
+
+def test_a_graded_trial_stays_as_it_is() -> None:
+    assert admit(scored(1), Facts()) == scored(1)
+    assert admit(scored(0), Facts()) == scored(0)
+
+
+def test_turn_cap_and_overflow_are_terminations_with_the_grade_kept() -> None:
+    assert admit(scored(1), Facts(turn_cap_hit=True)) == scored(1, Termination.MAX_TURNS)
+    assert admit(scored(0), Facts(over_length=True)) == scored(0, Termination.OVER_LENGTH)
+    assert admit(scored(1), Facts(turn_cap_hit=True, over_length=True)) == scored(1, Termination.OVER_LENGTH)
+
+
+@pytest.mark.parametrize("termination", [Termination.TAMPERED, Termination.AGENT_FAULT])
+def test_what_the_sandbox_found_outweighs_the_turn_cap(termination: Termination) -> None:
+    assert admit(scored(0, termination), Facts(turn_cap_hit=True)) == scored(0, termination)
+
+
+def test_without_a_model_call_there_is_no_verdict_on_the_policy() -> None:
+    assert admit(scored(1), Facts(policy_turns=0)).cause is Cause.HARNESS_NEVER_CALLED  # type: ignore[union-attr]
+    timeout = Failed(stage=Stage.AGENT, cause=Cause.AGENT_TIMEOUT, detail="300 s", evidence=["killed"])
+    never = admit(timeout, Facts(policy_turns=0))
+    assert isinstance(never, Failed) and never.cause is Cause.HARNESS_NEVER_CALLED
+    assert never.evidence == ["killed"] and "300 s" in never.detail
+    setup = failed(Cause.SANDBOX_SETUP, Stage.SANDBOX_SETUP)
+    assert admit(setup, Facts(policy_turns=0)) == setup
+
+
+@given(OUTCOMES, FACTS)
+def test_engine_and_proxy_errors_are_never_a_reward(outcome: Scored | Failed, facts: Facts) -> None:
+    final = admit(outcome, facts)
+    if facts.engine_error or facts.proxy_error:
+        assert isinstance(final, Failed) and final.cause is (Cause.ENGINE if facts.engine_error else Cause.PROXY)
+    if isinstance(outcome, Failed):
+        assert isinstance(final, Failed)
+    if isinstance(final, Scored):
+        assert isinstance(outcome, Scored) and final.reward == outcome.reward
+
+
+@given(OUTCOMES, st.integers(1, 4))
+def test_only_a_grader_that_could_not_run_is_played_again(outcome: Scored | Failed, attempts: int) -> None:
+    if plays_again(outcome, attempts):
+        assert isinstance(outcome, Failed) and outcome.cause is Cause.VERIFIER
+        assert attempts <= ADMISSION[Cause.VERIFIER].retries

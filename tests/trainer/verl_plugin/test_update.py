@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.schemas.capture import BranchClass, BranchReason, Exclusion
+from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
+from server.schemas.states import Phase
+from trainer.capture.sample import Sample
+from trainer.rollout.groups import Group
+from trainer.rollout.manager import PlayedGroup
+from trainer.rollout.trial import Rollout
+from trainer.verl_plugin.update import StepUpdate, plan_update
+
+
+def sample(trained: int, excluded: Exclusion | None = None) -> Sample:
+    n = trained + 2
+    mask = np.arange(n) >= 2
+    return Sample(
+        tokens=np.zeros(n, np.int32),
+        mask=mask,
+        log_probs=np.zeros(n, np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        routes=None,
+        routed=np.zeros(n, bool),
+        prompt_len=2,
+        reason=BranchReason.ROOT,
+        branch_class=BranchClass.POLICY,
+        excluded=excluded,
+    )
+
+
+def rollout(number: int, reward: int | None, branches: Sequence[Sample]) -> Rollout:
+    sampled = sum(int(branch.mask.sum()) for branch in branches)
+    if reward is None:
+        return Rollout(f"t-{number}", number, Failed(stage=Stage.AGENT, cause=Cause.AGENT_TIMEOUT), [], sampled, 1)
+    outcome = Scored(reward=1 if reward else 0, termination=Termination.COMPLETED)
+    return Rollout(f"t-{number}", number, outcome, list(branches), sampled, 1)
+
+
+def group(uid: str, rewards: Sequence[int | None], branches: Sequence[Sequence[int]]) -> PlayedGroup:
+    members = [rollout(i, reward, [sample(n) for n in counts]) for i, (reward, counts) in enumerate(zip(rewards, branches, strict=True))]
+    return PlayedGroup(Group(f"s001-{uid}", 1, Phase.TRAIN, uid, "h", len(members), uid), members)
+
+
+def plan(groups: Sequence[PlayedGroup], epochs: int = 1, minibatches: int = 1, seed: int = 0) -> StepUpdate:
+    return plan_update(groups, normaliser="group", epochs=epochs, minibatches=minibatches, seed=seed)
+
+
+def test_weights_are_the_objectives_for_a_worked_example() -> None:
+    """Two groups; the first has rewards 1, 0, failed, 0 with a two-branch winner, the second has no signal."""
+    update = plan([group("a", [1, 0, None, 0], [[30, 10], [20], [5], [20]]), group("b", [1, 1, 1, 1], [[8]] * 4)])
+    rewards = np.array([1.0, 0.0, 0.0])
+    advantage = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    weights = {row.key: row.weight for row in update.rows}
+    share = 1 / 4 / 2  # 1/G over 1/P
+    assert weights == pytest.approx(
+        {
+            "a_0_0": advantage[0] * share * 30 / 40,
+            "a_0_1": advantage[0] * share * 10 / 40,
+            "a_1_0": advantage[1] * share,
+            "a_3_0": advantage[2] * share,
+        }
+    )
+    assert update.account.sampled == 80 + 32 and update.account.trained == 80
+    assert update.account.excluded == {Exclusion.ZERO_ADVANTAGE: 32}
+    assert update.metrics["lego/failed/agent_timeout"] == 1 and update.metrics["lego/no_signal/zero_variance"] == 1
+    assert update.metrics["lego/reward/mean"] == pytest.approx(5 / 7)
+
+
+def test_a_step_without_signal_has_no_rows() -> None:
+    update = plan([group("a", [0, 0], [[3], [4]]), group("b", [None, 1], [[5], [6]])])
+    assert update.rows == [] and update.account.trained == 0
+    assert update.account.excluded == {Exclusion.ZERO_ADVANTAGE: 13}
+
+
+def test_a_step_in_which_everything_failed_has_no_rows() -> None:
+    update = plan([group("a", [None, None], [[3], [4]])])
+    assert update.rows == [] and update.account.sampled == 0 and "lego/reward/mean" not in update.metrics
+
+
+def test_excluded_branches_are_listed_and_not_trained() -> None:
+    played = group("a", [1, 0], [[10], [10]])
+    played.rollouts[0].samples.append(sample(4, Exclusion.OVER_BUDGET))
+    played.rollouts[0] = rollout(0, 1, played.rollouts[0].samples)
+    update = plan([played])
+    assert [row.key for row in update.rows] == ["a_0_0", "a_1_0"]
+    assert update.account.excluded == {Exclusion.OVER_BUDGET: 4}
+
+
+GROUPS = st.lists(
+    st.lists(st.tuples(st.sampled_from([0, 1, None]), st.lists(st.integers(1, 40), min_size=1, max_size=3)), min_size=2, max_size=5),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(GROUPS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 99))
+def test_every_token_is_trained_once_per_epoch_or_listed(
+    groups: list[list[tuple[int | None, list[int]]]], epochs: int, minibatches: int, seed: int
+) -> None:
+    played = [group(str(i), [reward for reward, _ in members], [counts for _, counts in members]) for i, members in enumerate(groups)]
+    update = plan(played, epochs, minibatches, seed)
+    keys = [row.key for row in update.rows]
+    assert len(set(keys)) == len(keys)
+    assert update.account.trained == sum(row.tokens for row in update.rows)
+    places: dict[int, set[tuple[int, ...]]] = {}
+    for row in update.rows:
+        assert len(row.minibatches) == epochs and all(0 <= number < minibatches for number in row.minibatches)
+        places.setdefault(row.rollout, set()).add(row.minibatches)
+    assert all(len(place) == 1 for place in places.values())  # branches of a rollout stay together
+    for number in places:
+        assert sum(row.share for row in update.rows if row.rollout == number) == pytest.approx(1)
+    if len(places) >= minibatches:
+        for epoch in range(epochs):
+            assert {row.minibatches[epoch] for row in update.rows} == set(range(minibatches))
