@@ -167,6 +167,8 @@ def harnesses(spec: RunSpec, facts: Facts) -> Iterator[Check]:
             yield error("harness", f"{where}.version", message, f"set version: {runtime.version}")
         elif not runtime.installed:
             yield error("harness", where, f"{harness.name} {harness.version} is not installed", f"`rl harness install {harness.name}`")
+        elif runtime.problem:
+            yield error("harness", where, runtime.problem, f"`rl harness install {harness.name} --again`")
         else:
             yield ok("harness", where, f"{harness.name} {harness.version} is installed")
 

@@ -64,3 +64,5 @@ class HarnessRuntime(_Facts):
     name: str
     version: str
     installed: bool
+    problem: str = ""
+    """Missing, or not the bytes that were installed."""

@@ -110,6 +110,7 @@ def test_a_task_or_sandbox_that_does_not_grade_is_said(change: dict[str, Any], c
     ("runtime", "words"),
     [
         (MINI.model_copy(update={"installed": False}), "mini-swe-agent 2.4.6 is not installed"),
+        (MINI.model_copy(update={"problem": "2 files differ"}), "2 files differ"),
         (MINI.model_copy(update={"version": "3.0"}), "is pinned at 3.0, the spec asks for 2.4.6"),
     ],
 )
