@@ -115,8 +115,16 @@ class Client:
     def steps(self, run_id: str) -> list[StepRow]:
         return self._call("GET", f"/api/runs/{_segment(run_id)}/steps", list[StepRow])
 
-    def trials(self, run_id: str) -> list[TrialRow]:
-        return self._call("GET", f"/api/runs/{_segment(run_id)}/trials", list[TrialRow])
+    def trials(self, run_id: str, page: int = 1000) -> list[TrialRow]:
+        """All trials of the run, `page` at a time."""
+        found: list[TrialRow] = []
+        while len(found) % page == 0:
+            params = {"limit": page, "offset": len(found)}
+            rows = self._call("GET", f"/api/runs/{_segment(run_id)}/trials", list[TrialRow], params=params)
+            found += rows
+            if not rows:
+                break
+        return found
 
     def diagnose(self, run_id: str, explain: bool = False) -> Diagnosis:
         """`explain` asks the server's language model and may take a minute."""

@@ -10,6 +10,7 @@ from mcp import Client as McpClient
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from plugin.client import Client
+from plugin.demo import significant, summarise
 from server.schemas.datadir import DataDir
 from server.schemas.states import RunState
 from tests.support.quick_server import quick_server
@@ -55,6 +56,20 @@ def test_status_of_one_run_and_of_all(followed: tuple[str, str], data: DataDir) 
     one = rl(data, "status", run_id)
     assert one.returncode == 0
     assert "completed 208" in one.stdout
+
+
+def test_the_demo_reads_its_figures_from_the_record(followed: tuple[str, str], control: Client) -> None:
+    run_id, _ = followed
+    result = summarise(control.run(run_id), control.steps(run_id), control.trials(run_id))
+    assert (result["trials"], result["sampled_tokens"], result["pearson"]) == (208, 200, 0.9995)
+    assert 0 < result["startup_s"] < result["wall_s"]
+    assert significant(result)
+
+
+@pytest.mark.parametrize("page", [1000, 208, 104, 50])
+def test_all_trials_come_whatever_the_page(followed: tuple[str, str], control: Client, page: int) -> None:
+    run_id, _ = followed
+    assert len({trial.trial_id for trial in control.trials(run_id, page)}) == 208
 
 
 def test_diagnosing_names_the_run(followed: tuple[str, str], data: DataDir) -> None:
