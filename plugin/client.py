@@ -24,7 +24,7 @@ from server.schemas.api import (
 from server.schemas.checks import CheckReport, Diagnosis, Finding, Plan, Verdict
 from server.schemas.datadir import DataDir, ServerFile
 
-from .errors import ControlError, ServerAbsent
+from .errors import ControlError, NoAnswer, ServerAbsent
 
 T = TypeVar("T")
 
@@ -157,6 +157,8 @@ class Client:
             raise ControlError(
                 f"the server at {self.url} did not answer within {timeout:g} s: see server.log, or `rl down` and `rl up`"
             ) from None
+        except httpx.TransportError as error:
+            raise NoAnswer(f"the connection to {self.url} broke: {error}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ControlError(f"cannot talk to {self.url}: {error}") from None
         if response.status_code in (401, 403):

@@ -2,7 +2,8 @@
 
 ```
 ControlError            any failure at this boundary
-└── ServerAbsent        no control plane is listening: `rl up` helps
+└── NoAnswer            the control plane did not answer, this time
+    └── ServerAbsent    none is listening: `rl up` helps
 ```
 """
 
@@ -13,5 +14,9 @@ class ControlError(Exception):
     """The message is shown as it is, without a traceback."""
 
 
-class ServerAbsent(ControlError):
+class NoAnswer(ControlError):
+    """The request timed out or its connection broke."""
+
+
+class ServerAbsent(NoAnswer):
     """Nothing listens where the data directory or `--url` says."""

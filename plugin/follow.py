@@ -10,7 +10,7 @@ from server.schemas.states import TERMINAL_RUN_STATES, RunState
 
 from . import show
 from .client import Client
-from .errors import ServerAbsent
+from .errors import NoAnswer, ServerAbsent
 
 POLL_S = 1.0
 AWAY_S = 120.0
@@ -31,7 +31,7 @@ def follow(connect: Callable[[], Client], run_id: str, say: Say, say_now: Say) -
         try:
             status = client.run(run_id)
             away_since = None
-        except ServerAbsent:
+        except NoAnswer:
             if away_since is None:
                 away_since = time.monotonic()
                 say("the server is away; the run goes on without it, waiting for it to come back")

@@ -11,6 +11,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from plugin.client import Client
 from plugin.demo import significant, summarise
+from plugin.follow import follow
 from server.schemas.datadir import DataDir
 from server.schemas.states import RunState
 from tests.support.quick_server import quick_server
@@ -48,6 +49,15 @@ def test_following_prints_each_step_and_evaluation_once(followed: tuple[str, str
     assert sum(line.startswith("held-out after step 0: 0.250 of 96 solved") for line in lines) == 1
     assert sum(line.startswith("held-out after step 2: 0.750 of 96 solved") for line in lines) == 1
     assert f"{run_id} is succeeded" in lines
+
+
+def test_following_waits_for_a_server_that_went_away(followed: tuple[str, str], control: Client, data: DataDir) -> None:
+    run_id, _ = followed
+    places = iter([Client("http://127.0.0.1:9", "gone"), Client.of(data)])
+    lines: list[str] = []
+    assert follow(lambda: next(places), run_id, say=lines.append, say_now=lines.append).state is RunState.SUCCEEDED
+    assert lines[0].startswith("the server is away")
+    assert lines[1] == f"{run_id} is succeeded"
 
 
 def test_status_of_one_run_and_of_all(followed: tuple[str, str], data: DataDir) -> None:
