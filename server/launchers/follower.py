@@ -71,9 +71,11 @@ class Follower:
                     log.exception("cannot follow run %s, will try again", run_id)
 
     def _live(self) -> list[tuple[str, RunDir]]:
+        """Runs of this data directory: a database may be shared with servers that have others, also on other machines."""
         with self._db.read() as session:
-            ids = session.scalars(sa.select(Run.run_id).where(Run.state.not_in(TERMINAL_RUN_STATES)))
-            return [(run_id, RunDir(self._settings.data.runs / run_id)) for run_id in ids]
+            ids = session.scalars(sa.select(Run.run_id).where(Run.state.not_in(TERMINAL_RUN_STATES))).all()
+        runs = [(run_id, RunDir(self._settings.data.runs / run_id)) for run_id in ids]
+        return [(run_id, run) for run_id, run in runs if run_id in self._ledger_sizes or run.root.is_dir()]
 
     def _abandon_unstarted(self, run_id: str) -> None:
         """A run that is only created when a server starts: the one before ended between two steps of starting it."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -143,7 +144,21 @@ def test_unknown_runs_and_mixed_batches_are_refused(db: Database) -> None:
         ingest(db, run, [*trainer_events(), *runner_events()])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_sources_may_report_at_the_same_time(db: Database) -> None:
+    run = make_run(db)
+
+    def deliver(events: list[Event]) -> int:
+        return [ingest(db, run, events[n : n + 2]) for n in range(0, len(events), 2)][-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        # Twice each: a producer that got no answer sends its batch again while the first one is still being stored.
+        stored = list(pool.map(deliver, [trainer_events(), runner_events(), trainer_events(), runner_events()]))
+    assert stored == [len(trainer_events()), len(runner_events())] * 2
+    with db.read() as session:
+        assert session.scalar(sa.select(sa.func.count()).select_from(EventRow)) == len(trainer_events()) + len(runner_events())
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1))
 def test_any_interleaving_and_repetition_of_batches_gives_the_same_tables(db: Database, seed: int) -> None:
     clear(db)

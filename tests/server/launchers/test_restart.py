@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from server.schemas.states import RunState
@@ -54,6 +56,18 @@ def test_a_server_on_another_port_reads_what_cannot_reach_it(own_server: Server)
     go(own_server, run_id)
     status = own_server.end_of(run_id)
     assert (status.state, status.steps_done, status.trials) == (RunState.SUCCEEDED, 3, 6)
+
+
+def test_a_server_leaves_the_runs_of_another_data_directory_alone(own_server: Server, tmp_path: Path) -> None:
+    run_id = own_server.start_run("held")
+    until(lambda: own_server.status(run_id).held_out)
+    shared = own_server.http.get("/api/info").json()["database"]
+    neighbour = Server(tmp_path / "neighbour", shared)
+    neighbour.up()
+    go(own_server, run_id)
+    assert own_server.end_of(run_id).state is RunState.SUCCEEDED
+    assert neighbour.status(run_id).state is RunState.SUCCEEDED
+    neighbour.down()
 
 
 def test_processes_of_other_people_are_never_signalled(own_server: Server) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -83,6 +85,17 @@ def test_the_forming_step_counts_trials_and_names_failures(client: TestClient, r
     assert (status["forming"], status["steps_done"], status["last_metrics"]) == (None, 1, {"actor/lr": 0.5})
     # The failed trial is in neither numerator nor denominator of the curve.
     assert (status["train_reward"][0]["value"], status["train_reward"][0]["n"]) == (0.5, 2)
+
+
+def test_a_waiting_client_is_answered_when_something_changes(client: TestClient, run_id: str, report: Callable[..., int]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get, f"/api/runs/{run_id}", params={"wait": 60})
+        step = 0
+        while not waiting.done():  # what was stored before the wait began is no change, so one event may not be enough
+            step += 1
+            report(run_id, [{"type": "step", "step": step, "metrics": {}}], first=step)
+            time.sleep(0.1)
+    assert 1 <= waiting.result().json()["steps_done"] <= step
 
 
 def test_the_held_out_rate_counts_failures_as_unsolved_and_has_an_interval(
