@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,13 +152,24 @@ def called(parsed: Parsed, tool: str) -> list[str] | None:
 
 
 def random_machine(rng: random.Random) -> str:
-    """A plausible `uname` line, so that a policy does not depend on the machine it was made on."""
-    release = f"{rng.choice((5, 6))}.{rng.randrange(1, 19)}.{rng.randrange(0, 99)}"
+    """A `uname` line. Kernel suffixes are free text, so many are random: a policy must not depend on the machine it was made on, nor
+    on the length of this line."""
+    release = f"{rng.choice((4, 5, 6, 7))}.{rng.randrange(20)}.{rng.randrange(130)}"
     release += rng.choice(("", "-generic", "-amd64", "-azure", f"-{rng.randrange(1, 130)}-generic", "-microsoft-standard-WSL2"))
-    build = rng.choice(
-        ("#1 SMP", "#1 SMP PREEMPT_DYNAMIC", "#1 SMP PREEMPT_DYNAMIC @0", f"#{rng.randrange(1, 99)}-Ubuntu SMP PREEMPT_DYNAMIC")
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
+        release += rng.choice("-.+_") + "".join(rng.choices(string.ascii_letters + string.digits, k=rng.randint(1, 8)))
+    build = f"#{rng.choice((1, 1, rng.randrange(2, 200)))}{rng.choice(('', '-Ubuntu', '-Microsoft', '~22.04.1-Ubuntu'))} SMP"
+    build += rng.choice(("", " PREEMPT_DYNAMIC", " PREEMPT_DYNAMIC", " PREEMPT_RT"))
+    build += rng.choice(
+        ("", " @0", f" Debian {rng.randrange(5, 7)}.{rng.randrange(20)}.{rng.randrange(99)}-{rng.randrange(1, 9)}", _date(rng))
     )
     return f"Linux {release} {build} {rng.choice(('x86_64', 'x86_64', 'aarch64'))}"
+
+
+def _date(rng: random.Random) -> str:
+    day, month = rng.choice("Mon Tue Wed Thu Fri Sat Sun".split()), rng.choice("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+    clock = f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
+    return f" {day} {month} {rng.randrange(1, 29):2} {clock} UTC {rng.randrange(2021, 2029)}"
 
 
 HARNESSES: dict[str, Callable[[], Harness]] = {"claude-code": ClaudeCode, "mini-swe-agent": MiniSweAgent}
