@@ -166,8 +166,12 @@ def random_machine(rng: random.Random) -> str:
     return f"Linux {release} {build} {rng.choice(('x86_64', 'x86_64', 'aarch64'))}"
 
 
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
 def _date(rng: random.Random) -> str:
-    day, month = rng.choice("Mon Tue Wed Thu Fri Sat Sun".split()), rng.choice("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+    day, month = rng.choice(_DAYS), rng.choice(_MONTHS)
     clock = f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
     return f" {day} {month} {rng.randrange(1, 29):2} {clock} UTC {rng.randrange(2021, 2029)}"
 
