@@ -51,8 +51,10 @@ def conclude(facts: Facts) -> Conclusion:
         reason = f"the trainer ended without an error after {facts.steps_done} of {facts.steps_expected} steps"
     else:
         reason = "the trainer ended without the held-out evaluation after the last step"
-    detail = facts.first_error or (facts.reported if facts.reported.startswith(RunState.FAILED) else "")
-    return Conclusion(RunState.FAILED, reason, f"{reason}: {detail or 'its log names no error'} (rl logs trainer)")
+    said = facts.reported.removeprefix(f"{RunState.FAILED}: ") if facts.reported.startswith(RunState.FAILED) else ""
+    first = facts.first_error if facts.first_error not in said else ""
+    detail = "; first error in its log: ".join(filter(None, (said, first))) or "its log names no error"
+    return Conclusion(RunState.FAILED, reason, f"{reason}: {detail} (trainer.log)")
 
 
 def first_error(log: Path) -> str:

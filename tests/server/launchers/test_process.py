@@ -45,7 +45,7 @@ def test_a_wrong_exit_code_is_a_failure_that_names_the_first_error(server: Serve
     run_id = server.start_run("free-raises")
     status = server.end_of(run_id)
     assert (status.state, status.steps_done) == (RunState.FAILED, 1)
-    assert status.problem == "the trainer ended with exit code 3: ValueError: the loss is NaN (rl logs trainer)"
+    assert status.problem == "the trainer ended with exit code 3: ValueError: the loss is NaN (trainer.log)"
     assert server.http.get(f"/api/runs/{run_id}/logs/trainer").json()["lines"][-1] == "RuntimeError: worker died"
 
 

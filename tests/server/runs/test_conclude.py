@@ -29,6 +29,19 @@ def test_a_complete_run_succeeded() -> None:
         (replace(COMPLETE, exit=None), "nothing says how they ended"),
         (replace(COMPLETE, exit=CLEAN.model_copy(update={"trainer": -15, "reason": "the runner died 6 times in a row"})), "died 6 times"),
         (replace(COMPLETE, exit=CLEAN.model_copy(update={"trainer": 1}), reported="failed: pearson .9", first_error=""), "pearson .9"),
+        (
+            replace(COMPLETE, exit=CLEAN.model_copy(update={"trainer": 1}), reported="failed: RayTaskError", first_error="KeyError: 'a'"),
+            "exit code 1: RayTaskError; first error in its log: KeyError: 'a'",
+        ),
+        (
+            replace(
+                COMPLETE,
+                exit=CLEAN.model_copy(update={"trainer": 1}),
+                reported="failed: KeyError: 'a' at once",
+                first_error="KeyError: 'a'",
+            ),
+            "exit code 1: KeyError: 'a' at once (trainer.log)",
+        ),
     ],
 )
 def test_anything_less_failed_and_says_why(facts: Facts, problem: str) -> None:
