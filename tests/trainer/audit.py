@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.trainer.scripted import ScriptedEngine, route
+from tests.trainer.scripted import ScriptedEngine, routes_at
 from trainer.capture.capture import Capture
 
 
@@ -29,8 +29,8 @@ def audit(capture: Capture, engine: ScriptedEngine, session: str = "r-1") -> Non
         assert not sample.routed[-1]
         if engine.routes:
             assert sample.routes is not None
-            for position in np.flatnonzero(sample.routed):
-                np.testing.assert_array_equal(sample.routes[position], route(int(sample.tokens[position]), int(position)))
+            where = np.flatnonzero(sample.routed)
+            np.testing.assert_array_equal(sample.routes[where], routes_at(sample.tokens[where], where))
         ends = np.flatnonzero(np.diff(np.append(sample.mask, False).astype(int)) == -1) + 1
         whole = {tuple(call.prompt + call.sampled) for call in calls}
         assert all(tuple(sample.tokens[:end].tolist()) in whole for end in ends)

@@ -69,17 +69,17 @@ class ScriptedEngine:
         log_probs = [-0.01 * (1 + (len(self.calls) * 31 + i) % 97) for i in range(len(ids))]
         self.calls.append(Call(session, list(prompt_ids), sampling, routes_from, ids, log_probs, self.version))
         whole = [*prompt_ids, *ids]
-        rows = np.stack([route(whole[p], p) for p in range(routes_from, len(whole) - 1)]) if self.routes else None
+        rows = routes_at(np.array(whole[routes_from:-1]), np.arange(routes_from, len(whole) - 1)) if self.routes else None
         return Generation(ids, log_probs, rows, stop, self.version)
 
     async def release(self, session: str) -> None:
         self.released.append(session)
 
 
-def route(token: int, position: int) -> np.ndarray:
-    """[layers, top_k] of one position."""
-    base = np.arange(LAYERS * TOP_K).reshape(LAYERS, TOP_K)
-    return ((base + 7 * token + 3 * position) % EXPERTS).astype(np.uint8)
+def routes_at(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """[n, layers, top_k]"""
+    base = np.arange(LAYERS * TOP_K).reshape(1, LAYERS, TOP_K)
+    return ((base + (7 * tokens + 3 * positions)[:, None, None]) % EXPERTS).astype(np.uint8)
 
 
 def call(name: str, text: str = "", **arguments: Any) -> str:

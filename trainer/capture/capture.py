@@ -17,6 +17,7 @@ class Capture:
 
     `turn_cap_hit` and `over_length` say that the last call of the rollout was refused for that reason. `engine_error` and `proxy_error`
     make the trial `Failed`: they hold one line for a person. `cancelled` counts calls whose client went away before the engine answered.
+    A capture stays in its process; what travels is `samples()` and `record()`.
     """
 
     harness: str

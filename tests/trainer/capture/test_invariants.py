@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,29 @@ from trainer.capture.message import Message
 from trainer.capture.request import Request
 from trainer.engine.base import Sampling
 from trainer.proxy.refusal import Refusal
-from trainer.proxy.rendering import Rendering
+from trainer.proxy.rendering import Rendered, Rendering, Tools
 from trainer.proxy.session import Session
 
 TOKENIZER = make_tokenizer()
-RENDERINGS = {thinking: Rendering(TOKENIZER, thinking=thinking) for thinking in (False, True)}
+
+
+class Watched(Rendering):
+    """Remembers the new ids of the last prompt."""
+
+    last: list[int]
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
+        rendered = super().render(messages, tools)
+        self.last = rendered.ids
+        return rendered
+
+    def bridge(self, *args: Any) -> Rendered | None:
+        rendered = super().bridge(*args)
+        self.last = rendered.ids if rendered else []
+        return rendered
+
+
+RENDERINGS = {thinking: Watched(TOKENIZER, thinking=thinking) for thinking in (False, True)}
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("bash", "read")]
 SAMPLED = [
     lambda n: calls(("bash", {"n": n})),
@@ -38,15 +57,32 @@ SAMPLED = [
     lambda n: f"<think>\ncut in thought {n} " + "x" * 200,
 ]
 STEP = st.sampled_from(
-    ["answer", "answer", "answer", "drop", "retry", "lost", "edit", "truncate", "tools", "compact", "agent", "cancel", "twins", "partial"]
+    [
+        "answer",
+        "answer",
+        "answer",
+        "drop",
+        "retry",
+        "lost",
+        "edit",
+        "truncate",
+        "tools",
+        "compact",
+        "agent",
+        "cancel",
+        "twins",
+        "partial",
+        "late",
+    ]
 )
 
 
 class Harness:
     """A client without manners. `messages` is its history, to which it does what the steps say."""
 
-    def __init__(self, session: Session, seed: int) -> None:
-        self.session, self.random = session, np.random.default_rng(seed)
+    def __init__(self, session: Session, engine: ScriptedEngine, rendering: Watched, seed: int) -> None:
+        self.session, self.engine, self.rendering = session, engine, rendering
+        self.random = np.random.default_rng(seed)
         self.messages = [Message("system", "You fix code."), Message("user", "Fix it.")]
         self.tools, self.thread, self.count = TOOLS[:1], "", itertools.count()
 
@@ -54,7 +90,11 @@ class Harness:
         return Request(tuple(self.messages), self.tools, "m", thread=self.thread)
 
     async def ask(self) -> Turn:
+        calls = len(self.engine.calls)
         turn = await self.session.answer(self.request())
+        for call in self.engine.calls[calls:]:
+            new = self.rendering.last
+            assert call.prompt[-len(new) :] == new
         turn.sent = True
         return turn
 
@@ -66,7 +106,14 @@ class Harness:
             case "drop":
                 self.messages.append(Message("user", f"Format error {next(self.count)}."))
             case "retry":
-                self.take(await self.ask())
+                again = await self.ask()
+                self.take(turn if self.random.random() < 0.5 else again)
+            case "late":  # first one tool result, then all of them
+                self.take(turn)
+                whole = self.messages
+                self.messages = whole[: len(whole) - len(turn.message.tool_calls) + 1]
+                await self.ask()
+                self.messages = whole
             case "lost":
                 turn.sent = False
                 assert await self.ask() is turn
@@ -111,7 +158,7 @@ class Harness:
         self.messages += results or [Message("user", "Go on.")]
 
 
-@settings(max_examples=120)
+@settings(max_examples=150)
 @given(
     steps=st.lists(STEP, max_size=12),
     texts=st.lists(st.integers(0, len(SAMPLED) - 1), min_size=1, max_size=12),
@@ -126,7 +173,7 @@ def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed
 
     async def run() -> Session:
         session = Session("r-1", "key", engine, RENDERINGS[thinking], sampling, max_turns=60, context=4000, harness="test")
-        harness = Harness(session, seed)
+        harness = Harness(session, engine, RENDERINGS[thinking], seed)
         try:
             for name in steps:
                 await harness.step(name)
@@ -143,5 +190,6 @@ def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed
     for sample in capture.samples():
         assert sample.excluded in (None, Exclusion.UNDELIVERED)
     returned = {turn.index for turn in capture.graph.turns if turn.returned}
-    trained = {turn.index for branch in capture.branches() if branch.excluded is None for turn in branch.owned}
-    assert returned <= trained
+    trained = [turn for branch in capture.branches() if branch.excluded is None for turn in branch.owned]
+    assert returned <= {turn.index for turn in trained}
+    assert len({turn.call for turn in trained}) == len(trained)
