@@ -83,7 +83,9 @@ class Demo:
     def _run(self, client: Client, watch: Callable[[str], RunStatus]) -> RunStatus | None:
         """The ended run; None when the checks found something that would make it fail."""
         for harness in self._harnesses(client):
+            self._say(f"Runtime of {harness} (fetched once, about a minute):")
             self._install(harness)
+        self._say("Checking the machine, the harness and the grading ...")
         report = client.report(CheckRequest(**self._request.model_dump()))
         if not report.ok:
             for line in show.report(report):
