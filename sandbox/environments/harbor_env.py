@@ -34,7 +34,7 @@ _DIRECTORIES = (
     Directory("/logs/artifacts"),
     Directory("/logs/verifier", "root"),
     Directory("/tests", "root"),
-    Directory("/solution", "root", 0o700),
+    Directory("/solution", "root"),
     Directory("/installed-agent", "root"),
     Directory("/runtime", "root"),
 )
@@ -53,7 +53,7 @@ class NamespaceOptions(EnvironmentOptions):
     base_dir: Path
     """State directory of the spawner. A `Host` that this process started for it is used; otherwise every environment starts its own."""
     limits: Limits = Limits()
-    mounts: list[Mount] = Field(default_factory=list)
+    runtime_mounts: list[Mount] = Field(default_factory=list)
     """Read-only, in the agent's sandbox only: the harness runtime."""
     verifier_mounts: list[Mount] = Field(default_factory=list)
     gate: str | None = None
@@ -142,7 +142,7 @@ class NamespaceEnvironment(BaseEnvironment):
         asked = self.task_env_config
         limits = self.options.limits
         given = {"memory_mb": asked.memory_mb, "disk_mb": asked.storage_mb}
-        mounts = self.options.verifier_mounts if self.is_verifier else self.options.mounts
+        mounts = self.options.verifier_mounts if self.is_verifier else self.options.runtime_mounts
         bound = [RoMount(mount.source, mount.target) for mount in mounts]
         for mount in self._host_mounts:
             if mount["type"] != "bind" or not mount.get("read_only"):

@@ -28,12 +28,13 @@ def pack(source: Path, target: str) -> tuple[bytes, str]:
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
         if source.is_dir():
+            directory = target
             for child in sorted(source.iterdir()):
                 tar.add(child, child.name)
-            return output.getvalue(), target
-        where = PurePosixPath(target)
-        tar.add(source.resolve(), where.name)
-    return output.getvalue(), str(where.parent)
+        else:
+            directory = str(PurePosixPath(target).parent)
+            tar.add(source.resolve(), PurePosixPath(target).name)
+    return output.getvalue(), directory
 
 
 def extract(data: bytes, target: Path) -> list[str]:

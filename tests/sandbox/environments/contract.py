@@ -1,0 +1,119 @@
+"""The contract suite runs every test as root and as an ordinary user, in a real process of that user where pytest itself runs as root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sandbox.environments.namespace import kernel
+from sandbox.environments.namespace.host import Host
+from sandbox.environments.namespace.preflight import problems
+from sandbox.environments.namespace.sandbox import Sandbox
+from sandbox.environments.namespace.spec import Mode, SandboxSpec
+from server.schemas.runspec import Limits
+
+REPOSITORY = Path(__file__).parents[3]
+ORDINARY_USER = 12345
+LIMITS = Limits(memory_mb=128, processes=32, cpu_s=20, disk_mb=16, output_kb=64)
+
+
+@dataclass
+class Place:
+    """What a test gets: a running host and a directory of its own."""
+
+    host: Host
+    root: Path
+
+    def tree(self, **files: str) -> Path:
+        """A pristine tree; `__` in a name stands for a directory separator, `_py` at its end for `.py`."""
+        workspace = self.root / f"tree{len(list(self.root.glob('tree*')))}"
+        workspace.mkdir()
+        for name, text in files.items():
+            path = workspace / name.replace("__", "/").replace("_py", ".py")
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(text)
+        return workspace
+
+    async def sandbox(self, spec: SandboxSpec | None = None) -> Sandbox:
+        return await self.host.create(spec or SandboxSpec(limits=LIMITS))
+
+
+Body = Callable[[Place], Awaitable[None]]
+
+
+def contract(body: Body) -> Callable[[Mode], None]:
+    """Turn a test body into two tests, `[rootful]` and `[rootless]`."""
+
+    @pytest.mark.parametrize("mode", ["rootful", "rootless"])
+    def test(mode: Mode) -> None:
+        if mode == "rootful" and os.geteuid():
+            pytest.skip("needs root")
+        if reasons := problems(mode):
+            pytest.skip("; ".join(reasons))
+        if mode == "rootless" and os.geteuid() == 0:
+            as_ordinary_user(lambda: _run(body, mode))
+        else:
+            _run(body, mode)
+
+    test.__name__ = body.__name__
+    test.__doc__ = body.__doc__
+    return test
+
+
+def _run(body: Body, mode: Mode) -> None:
+    async def main() -> None:
+        with tempfile.TemporaryDirectory(prefix="contract-") as directory:
+            Path(directory).chmod(0o755)
+            async with Host.open(Path(directory, "state"), mode) as host:
+                await body(Place(host, Path(directory)))
+
+    asyncio.run(main())
+
+
+def as_ordinary_user(call: Callable[[], None]) -> None:
+    """Run `call` in a forked process of an ordinary user; its failure becomes an AssertionError here."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reader)
+            _reachable([Path(sys.base_prefix), Path(sys.prefix), REPOSITORY])
+            os.setgroups([])
+            os.setresgid(ORDINARY_USER, ORDINARY_USER, ORDINARY_USER)
+            os.setresuid(ORDINARY_USER, ORDINARY_USER, ORDINARY_USER)
+            kernel.die_with_parent()
+            os.chdir("/")
+            call()
+            status = 0
+        except BaseException:  # noqa: BLE001 -- the parent shows it
+            os.write(writer, traceback.format_exc().encode()[-30000:])
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
+
+
+def _reachable(paths: list[Path]) -> None:
+    """Let an ordinary user reach paths below directories that only root may enter, in a mount namespace of this process."""
+    kernel.unshare(kernel.NEWNS)
+    kernel.make_private("/")
+    opened = [(path, os.open(path, os.O_PATH)) for path in paths]
+    for path, fd in opened:
+        closed = [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 1]
+        if closed:
+            kernel.mount("tmpfs", str(closed[0]), "tmpfs", 0, "mode=755")
+        if not path.exists():
+            path.mkdir(parents=True)
+            kernel.bind(f"/proc/self/fd/{fd}", str(path), 0)
+        os.close(fd)

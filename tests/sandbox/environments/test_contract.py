@@ -1,0 +1,546 @@
+"""What every sandbox promises, whoever runs it: commands, files, limits, isolation, and that it ends without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox.environments.namespace.channel import SandboxError, SandboxLost
+from sandbox.environments.namespace.sandbox import Sandbox
+from sandbox.environments.namespace.spec import Directory, RoMount, SandboxSpec
+from tests.sandbox.environments.contract import LIMITS, Place, contract
+
+
+def processes(marker: str) -> list[str]:
+    """Command lines on this machine that contain `marker`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [line] if marker in line and entry.parent.name != str(os.getpid()) else []
+    return found
+
+
+async def until(condition: object, seconds: float = 10) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        await asyncio.sleep(0.01)
+    assert condition()
+
+
+async def python(sandbox: Sandbox, code: str) -> str:
+    result = await sandbox.exec(["python3", "-c", code], timeout_s=60)
+    assert result.return_code == 0, result
+    return result.stdout.decode()
+
+
+# ---------------------------------------------------------------- commands
+
+
+@contract
+async def test_exit_codes_and_streams(place: Place) -> None:
+    sandbox = await place.sandbox()
+    result = await sandbox.exec("echo out; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr, result.return_code, result.timed_out, result.truncated) == (b"out\n", b"err\n", 3, False, False)
+    assert (await sandbox.exec(["sh", "-c", "kill -9 $$"])).return_code == -9
+    missing = await sandbox.exec(["no-such-program"])
+    assert missing.return_code == 127
+    assert b"no-such-program: No such file or directory" in missing.stderr
+
+
+@contract
+async def test_environment_directory_and_input(place: Place) -> None:
+    sandbox = await place.sandbox(SandboxSpec(workspace=place.tree(a_py="x"), workdir="/srv/project", limits=LIMITS))
+    result = await sandbox.exec("pwd; echo $NAME; echo $HOME; cat", env={"NAME": "v w"}, stdin=b"typed\n")
+    assert result.stdout == b"/srv/project\nv w\n/home/agent\ntyped\n"
+    assert (await sandbox.exec("pwd", cwd="/tmp")).stdout == b"/tmp\n"
+    result = await sandbox.exec("true", cwd="/nowhere")
+    assert (result.return_code, result.stderr) == (126, b"No such file or directory: /nowhere\n")
+
+
+@contract
+async def test_nothing_of_the_host_environment_leaks(place: Place) -> None:
+    os.environ["HOST_ONLY_VARIABLE"] = "1"
+    sandbox = await place.sandbox()
+    names = {line.split("=")[0] for line in (await sandbox.exec("env")).stdout.decode().splitlines()}
+    assert names <= {"PATH", "HOME", "USER", "LANG", "TMPDIR", "PWD", "SHLVL", "_"}
+    assert (await sandbox.exec("ls /proc/self/fd | wc -l")).stdout == b"4\n"
+
+
+@contract
+async def test_time_out_kills_the_process_group(place: Place) -> None:
+    sandbox = await place.sandbox()
+    result = await sandbox.exec("trap '' TERM INT; echo started; sleep 4711.25 & sleep 4711.25", timeout_s=0.5)
+    assert (result.timed_out, result.return_code, result.stdout) == (True, -9, b"started\n")
+    await until(lambda: not processes("sleep 4711.25"))
+    assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+@contract
+async def test_cancelling_kills_the_process_group(place: Place) -> None:
+    sandbox = await place.sandbox()
+    task = asyncio.create_task(sandbox.exec("sleep 4712.25"))
+    await until(lambda: processes("sleep 4712.25"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not processes("sleep 4712.25"))
+
+
+@contract
+async def test_output_is_bounded(place: Place) -> None:
+    sandbox = await place.sandbox()
+    result = await sandbox.exec("head -c 5000000 /dev/zero; echo done >&2")
+    assert (len(result.stdout), result.truncated, result.stderr) == (LIMITS.output_kb * 1024, True, b"done\n")
+    result = await sandbox.exec("printf 12345", max_output=5)
+    assert (result.stdout, result.truncated) == (b"12345", False)
+
+
+@contract
+async def test_background_processes_live_on_and_hold_nothing_up(place: Place) -> None:
+    sandbox = await place.sandbox()
+    assert (await sandbox.exec("sleep 4713.25 & echo started")).stdout == b"started\n"
+    assert (await sandbox.exec("pgrep -x sleep | wc -l")).stdout == b"1\n"
+
+
+@contract
+async def test_a_long_command_line_is_refused_clearly(place: Place) -> None:
+    sandbox = await place.sandbox()
+    with pytest.raises(SandboxError, match="upload large input as a file"):
+        await sandbox.exec(["echo", "x" * 300_000])
+    assert len((await sandbox.exec(["echo", "x" * 100_000], max_output=1 << 20)).stdout) == 100_001
+
+
+# ---------------------------------------------------------------- identity
+
+
+@contract
+async def test_the_agent_has_no_privileges(place: Place) -> None:
+    sandbox = await place.sandbox()
+    status = (await sandbox.exec("cat /proc/self/status")).stdout.decode()
+    fields = {line.split(":")[0]: line.split(":")[1].split() for line in status.splitlines()}
+    assert fields["Uid"] == [str(sandbox.uid)] * 4 == fields["Gid"]
+    assert sandbox.uid >= 61000
+    assert all(int(fields[name][0], 16) == 0 for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"))
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == (["1"], ["2"])
+    assert (await sandbox.exec("id -un")).stdout == b"agent\n"
+
+
+@contract
+async def test_system_calls_that_reach_out_are_refused(place: Place) -> None:
+    sandbox = await place.sandbox()
+    code = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*a):
+    return 0 if libc.syscall(*a) >= 0 else ctypes.get_errno()
+print("unshare", call(272, 0x10000000), "setns", call(308, 0, 0), "mount", call(165, b"x", b"/tmp", b"tmpfs", 0, 0))
+print("clone", call(56, 0x10000000 | 17, 0, 0, 0, 0), "io_uring", call(425, 8, 0), "bpf", call(321, 0, 0, 0), "keyctl", call(250, 0, 0))
+print("prlimit", call(302, 1, 7, 0, 0), "chroot", call(161, b"/tmp"))
+for family in (16, 17, 38, 40):
+    try: socket.socket(family, 2 if family == 38 else 3 if family == 17 else 1 if family == 40 else 2); print(family, "open")
+    except OSError as error: print(family, error.errno)
+import threading, multiprocessing
+thread = threading.Thread(target=lambda: None); thread.start(); thread.join()
+"""
+    assert (await python(sandbox, code)).splitlines() == [
+        "unshare 1 setns 1 mount 1",
+        "clone 1 io_uring 38 bpf 1 keyctl 1",
+        "prlimit 1 chroot 1",
+        "16 open",
+        "17 97",
+        "38 97",
+        "40 97",
+    ]
+
+
+@contract
+async def test_root_in_the_sandbox_owns_what_the_agent_must_not_write(place: Place) -> None:
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/tests", "root", 0o700), Directory("/logs/agent"))))
+    assert (await sandbox.exec("touch /logs/agent/x")).return_code == 0
+    assert (await sandbox.exec("touch /tests/x", user="root")).return_code == 0
+    assert (await sandbox.exec("touch /usr/x", user="root")).return_code == 1
+    assert (await sandbox.exec("echo x > /proc/sys/kernel/core_pattern", user="root")).return_code != 0
+    if sandbox.mode == "rootful":  # an ordinary user has one id, which both identities share
+        assert (await sandbox.exec("cat /tests/x; ls /tests")).return_code == 2
+        assert (await sandbox.exec("id -u", user="root")).stdout == b"0\n"
+
+
+@contract
+async def test_process_one_cannot_be_harmed(place: Place) -> None:
+    sandbox = await place.sandbox()
+    await sandbox.exec("for s in 1 2 3 6 9 10 11 12 13 14 15 17 19 20; do kill -$s 1; done; prlimit --pid 1 --nofile=0 2>&1")
+    assert (await sandbox.exec("cat /proc/1/environ /proc/1/maps /proc/1/cmdline")).stdout == b""
+    assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+# ---------------------------------------------------------------- files
+
+
+@contract
+async def test_the_pristine_tree_is_seen_and_never_written(place: Place) -> None:
+    tree = place.tree(main_py="x = 1\n", lib__util_py="y = 2\n")
+    sandbox = await place.sandbox(SandboxSpec(workspace=tree, limits=LIMITS))
+    assert (await sandbox.exec("cat main.py lib/util.py; rm -r lib; echo x = 3 > main.py; touch new; stat -c %U main.py")).stdout == (
+        b"x = 1\ny = 2\nagent\n"
+    )
+    assert sorted(path.name for path in tree.rglob("*")) == ["lib", "main.py", "util.py"]
+    assert (tree / "main.py").read_text() == "x = 1\n"
+
+
+@contract
+async def test_changes(place: Place) -> None:
+    tree = place.tree(edit_py="a", gone_py="b", touched_py="c", mode_py="d", folder__one="1", folder__two="2", old__x="x")
+    sandbox = await place.sandbox(SandboxSpec(workspace=tree, limits=LIMITS))
+    await sandbox.exec(
+        "printf A > edit.py; rm gone.py; touch touched.py; chmod 755 mode.py; rm -r folder; mkdir folder; printf 1 > folder/one; "
+        "ln -s /etc/passwd link; mkdir -p deep/er; printf '\\0\\377' > deep/er/bin; mkfifo pipe; printf s > secret; chmod 0 secret; mv old new"
+    )
+    await sandbox.kill()
+    found = {change.path: (change.kind, oct(change.mode), change.data) for change in await sandbox.changes()}
+    assert found == {
+        "edit.py": ("file", "0o644", b"A"),
+        "gone.py": ("deleted", "0o0", b""),
+        "mode.py": ("file", "0o755", b"d"),
+        "folder/two": ("deleted", "0o0", b""),
+        "link": ("link", "0o0", b"/etc/passwd"),
+        "deep": ("directory", "0o755", b""),
+        "deep/er": ("directory", "0o755", b""),
+        "deep/er/bin": ("file", "0o644", b"\0\xff"),
+        "secret": ("file", "0o0", b"s"),
+        "old": ("deleted", "0o0", b""),
+        "new": ("directory", "0o755", b""),
+        "new/x": ("file", "0o644", b"x"),
+    }
+    with pytest.raises(SandboxError, match="larger than 1000 bytes"):
+        await sandbox.changes(max_bytes=1000)
+
+
+@contract
+async def test_files_go_up_and_come_down(place: Place) -> None:
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/logs/agent"),)))
+    tree = place.tree(a__b_py="text")
+    (tree / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (tree / "run.sh").chmod(0o755)
+    await sandbox.upload(tree, "/workspace/up")
+    await sandbox.upload(tree / "run.sh", "/home/agent/bin/tool")
+    assert (await sandbox.exec("up/run.sh; cat up/a/b.py; ~/bin/tool; stat -c %U up/run.sh")).stdout == b"ran\ntextran\nagent\n"
+    await sandbox.exec("mkdir /logs/agent/d; echo hi > /logs/agent/d/log; printf one > /logs/agent/one")
+    assert await sandbox.download("/logs/agent", place.root / "out") == []
+    await sandbox.download("/logs/agent/one", place.root / "single")
+    assert (place.root / "out/d/log").read_text() == "hi\n"
+    assert (place.root / "single").read_text() == "one"
+    with pytest.raises(SandboxError, match="cannot download /nowhere"):
+        await sandbox.download("/nowhere", place.root / "x")
+    await sandbox.exec("head -c 100000 /dev/zero > /logs/agent/zero")
+    with pytest.raises(SandboxError, match="larger than 50000 bytes"):
+        await sandbox.download("/logs/agent", place.root / "y", max_bytes=50_000)
+    await sandbox.kill()
+    await sandbox.download("/logs/agent", place.root / "after")
+    assert (place.root / "after/one").read_text() == "one"
+
+
+@contract
+async def test_planted_links_lead_nowhere_on_the_host(place: Place) -> None:
+    secret = place.root / "secret"
+    secret.mkdir()
+    (secret / "file").write_text("host")
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/logs/agent"),)))
+    await sandbox.exec(
+        f"cd /logs/agent; ln -s {secret} absolute; ln -s ../../../../../../{secret} relative; ln -s {secret}/file file; mkfifo pipe; "
+        f"ln -s /dev/zero zero; echo ok > ok; cd /workspace; ln -s {secret} into; ln -s {secret}/file over"
+    )
+    skipped = await sandbox.download("/logs/agent", place.root / "out")
+    assert sorted(skipped) == ["absolute", "file", "relative", "zero"]
+    assert [path.name for path in (place.root / "out").iterdir()] == ["ok"]
+    (place.root / "new").write_text("overwritten")
+    await sandbox.upload(place.root / "new", "/workspace/over")
+    with pytest.raises(SandboxError):
+        await sandbox.upload(place.root / "new", "/workspace/into/file")
+    with pytest.raises(SandboxError):
+        await sandbox.download("/workspace/into/file", place.root / "stolen")
+    assert (secret / "file").read_text() == "host"
+    assert (await sandbox.exec("cat over; stat -c %F over")).stdout == b"overwrittenregular file\n"
+
+
+@contract
+async def test_mounts_are_read_only_and_at_their_place(place: Place) -> None:
+    runtime = place.tree(tool__main_py="print('from the runtime')")
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, mounts=(RoMount(runtime), RoMount(runtime / "tool/main.py", "/opt/one.py"))))
+    result = await sandbox.exec(f"python3 {runtime}/tool/main.py; python3 /opt/one.py")
+    assert result.stdout == b"from the runtime\n" * 2
+    for user in ("agent", "root"):
+        assert (await sandbox.exec(f"touch {runtime}/x || mount -o remount,rw {runtime}", user=user)).return_code != 0
+    assert not (runtime / "x").exists()
+
+
+# ---------------------------------------------------------------- isolation
+
+
+@contract
+async def test_the_host_is_invisible(place: Place) -> None:
+    (place.root / "data").mkdir()
+    (place.root / "data/token").write_text("x")
+    sandbox = await place.sandbox()
+    seen = (
+        await sandbox.exec(f"ls -A {place.root} /root /home /mnt /srv /var/lib /sys /run 2>/dev/null; ls /proc | grep -c '^[0-9]'")
+    ).stdout
+    assert b"token" not in seen
+    assert b"data" not in seen
+    listing = (await sandbox.exec("ls /home /sys /run; ls -A /root")).stdout.decode().split()
+    assert set(listing) <= {"/home:", "agent", "/sys:", "/run:", ".pyenv", ".local", ".cache"}
+    assert (await sandbox.exec("cat /etc/shadow; hostname")).stdout == b"sandbox\n"
+    assert not processes("pytest") or b"pytest" not in (await sandbox.exec("cat /proc/*/cmdline")).stdout
+
+
+@contract
+async def test_the_network_is_only_the_gate(place: Place) -> None:
+    sandbox = await place.sandbox()
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("\0host-service")
+    abstract.listen(1)
+    with abstract, socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
+        targets = [
+            ("127.0.0.1", other.getsockname()[1]),
+            ("::1", six.getsockname()[1]),
+            ("169.254.169.254", 80),
+            ("192.0.2.1", 443),
+            ("2001:db8::1", 443),
+        ]
+        code = f"""
+import socket
+for target in {targets!r}:
+    try: socket.create_connection(target, 3); print(target, "OPEN")
+    except OSError as error: print(target[0], error.errno)
+try: socket.getaddrinfo("example.com", 80); print("OPEN")
+except OSError: print("no names")
+try: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.53", 53)); print("OPEN")
+except OSError as error: print("udp", error.errno)
+try: socket.socket(socket.AF_UNIX).connect("\\0host-service"); print("OPEN")
+except OSError as error: print("abstract", error.errno)
+try: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); print("OPEN")
+except OSError as error: print("raw", error.errno)
+print(open("/proc/net/dev").read().count(":"))
+"""
+        lines = (await python(sandbox, code)).splitlines()
+    assert lines == [
+        *("127.0.0.1 111", "::1 111", "169.254.169.254 101", "192.0.2.1 101", "2001:db8::1 101"),
+        *("no names", "udp 101", "abstract 111", "raw 1", "1"),
+    ]
+
+
+@contract
+async def test_the_gate_reaches_one_address_until_it_closes(place: Place) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(b"host heard " + line)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    sandbox = await place.sandbox()
+    url = await sandbox.open_gate("127.0.0.1", server.sockets[0].getsockname()[1])
+    assert url == "http://127.0.0.1:8000"
+    talk = "import socket; s = socket.create_connection(('127.0.0.1', 8000), 5); s.sendall(b'hello\\n'); print(s.recv(99))"
+    assert await python(sandbox, talk) == "b'host heard hello\\n'\n"
+    with pytest.raises(SandboxError, match="open already"):
+        await sandbox.open_gate("127.0.0.1", 1)
+    holding = asyncio.create_task(sandbox.exec(["python3", "-c", f"{talk}; print('end', s.recv(99))"]))
+    await asyncio.sleep(0.3)
+    await sandbox.close_gate()
+    assert b"Connection" in (await holding).stderr or b"end b''" in (await holding).stdout
+    assert b"Connection refused" in (await sandbox.exec(["python3", "-c", talk])).stderr
+    server.close()
+
+
+@contract
+async def test_a_client_that_goes_away_is_noticed_behind_the_gate(place: Place) -> None:
+    gone = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(100):
+                pass
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(wait, "127.0.0.1", 0)
+    sandbox = await place.sandbox()
+    await sandbox.open_gate("127.0.0.1", server.sockets[0].getsockname()[1])
+    await sandbox.exec(
+        ["python3", "-c", "import socket; s = socket.create_connection(('127.0.0.1', 8000)); s.sendall(b'x'); s.recv(1)"], timeout_s=1
+    )
+    async with asyncio.timeout(10):
+        await gone.wait()
+    server.close()
+
+
+@contract
+async def test_two_sandboxes_do_not_see_each_other(place: Place) -> None:
+    one, two = await place.sandbox(), await place.sandbox()
+    await one.exec("touch /tmp/mine /dev/shm/mine /home/agent/mine mine; sleep 4714.25 & echo $!")
+    server = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('\\0mine'); s.listen(); t = socket.create_server(('127.0.0.1', 9)); "
+    background = asyncio.create_task(one.exec(["python3", "-c", server.replace("9)", "9000)") + "time.sleep(30)"]))
+    await until(lambda: processes("9000)"))
+    await asyncio.sleep(0.2)
+    assert (await two.exec("ls /tmp /dev/shm /home/agent /workspace | grep mine; pgrep -x sleep")).stdout == b""
+    code = (
+        "import socket; s = socket.socket(socket.AF_UNIX); print(s.connect_ex('\\0mine'), socket.socket().connect_ex(('127.0.0.1', 9000)))"
+    )
+    assert await python(two, code) == "111 111\n"
+    await one.kill()
+    with pytest.raises(SandboxLost):
+        await background
+    assert (await two.exec("echo alive")).stdout == b"alive\n"
+
+
+# ---------------------------------------------------------------- limits
+
+FORK_BOMB = """
+import os, time
+n = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(600)
+        n += 1
+except OSError as error:
+    print(n, error.errno)
+"""
+
+
+@contract
+async def test_a_fork_bomb_is_bounded(place: Place) -> None:
+    sandbox = await place.sandbox()
+    count, error = (await python(sandbox, FORK_BOMB)).split()
+    assert int(count) < LIMITS.processes
+    assert error == "11"
+    report = await sandbox.usage()
+    assert report.process_limit_hits > 0 or place.host.limits_mode == "rlimit"
+    other = await place.sandbox()
+    assert (await other.exec("echo unharmed")).stdout == b"unharmed\n"
+    await sandbox.kill()
+    assert not (await sandbox.usage()).running
+
+
+@contract
+async def test_memory_is_bounded(place: Place) -> None:
+    sandbox = await place.sandbox()
+    result = await sandbox.exec(["python3", "-c", "x = bytearray(b'x') * (1 << 30); print('got it')"])
+    assert result.return_code != 0
+    assert b"got it" not in result.stdout
+    report = await sandbox.usage()
+    if place.host.limits_mode == "cgroup":
+        assert (result.return_code, report.out_of_memory) == (-9, 1)
+        assert report.memory_peak <= LIMITS.memory_mb << 20
+    else:
+        assert b"MemoryError" in result.stderr
+    assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
+
+
+@contract
+async def test_a_full_disk_is_the_agents_own(place: Place) -> None:
+    sandbox = await place.sandbox()
+    for path in ("/workspace/big", "/tmp/big", "/dev/shm/big", "/home/agent/big"):  # noqa: S108 -- paths in the sandbox
+        result = await sandbox.exec(f"for i in 1 2 3; do head -c 15000000 /dev/zero > {path}$i; done")
+        assert b"No space left on device" in result.stderr, (path, result)
+        assert (await sandbox.usage()).disk_full
+        await sandbox.exec(f"rm {path}*")
+    assert (await sandbox.usage()).disk_used < 1 << 20
+    result = await sandbox.exec("i=0; while echo > f$i; do i=$((i+1)); done", timeout_s=60)
+    assert b"No space left on device" in result.stderr or b"File too large" in result.stderr
+
+
+@contract
+async def test_cpu_time_is_bounded(place: Place) -> None:
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS.model_copy(update={"cpu_s": 1})))
+    result = await sandbox.exec(["python3", "-c", "while True: pass"], timeout_s=60)
+    assert not result.timed_out
+    assert result.return_code in (-9, -24)  # SIGKILL or SIGXCPU
+    if place.host.limits_mode == "cgroup":  # all processes together; with rlimits each process alone
+        with pytest.raises(SandboxLost):
+            await sandbox.exec("for i in 1 2 3 4; do python3 -c 'while True: pass' & done; wait", timeout_s=60)
+        report = await sandbox.usage()
+        assert (report.running, report.cpu_exceeded) == (False, True)
+
+
+@contract
+async def test_open_files_and_file_size_are_bounded(place: Place) -> None:
+    sandbox = await place.sandbox()
+    assert (await sandbox.exec("ulimit -n; ulimit -Hn; ulimit -f; ulimit -c")).stdout == b"4096\n4096\n16384\n0\n"
+
+
+# ---------------------------------------------------------------- the end
+
+
+@contract
+async def test_kill_reaches_every_process(place: Place) -> None:
+    sandbox = await place.sandbox()
+    await sandbox.exec("setsid sh -c '(setsid sleep 4715.25 &)' & trap '' TERM HUP INT; (trap '' TERM; sleep 4715.25) & disown -a")
+    code = (
+        "import os, signal, time\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
+    )
+    await sandbox.exec(["sh", "-c", 'python3 -c "$1" 4715.25 & echo', "sh", code + "time.sleep(600)"])
+    await until(lambda: len(processes("4715.25")) >= 3)
+    await sandbox.kill()
+    assert processes("4715.25") == []
+    with pytest.raises(SandboxLost):
+        await sandbox.exec("true")
+    await sandbox.destroy()
+
+
+@contract
+async def test_nothing_is_left(place: Place) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    cgroups: list[str] = []
+    for _ in range(3):
+        sandbox = await place.sandbox(SandboxSpec(workspace=place.tree(a_py="x"), limits=LIMITS))
+        target = await sandbox.fork_target()
+        cgroups += target.cgroups
+        target.close()
+        await sandbox.exec("touch new; sleep 4716.25 &")
+        await sandbox.destroy()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert processes("4716.25") == []
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    await until(lambda: not any(Path(path).exists() for path in cgroups))
+    await place.host.stop()
+    assert list((place.root / "state").iterdir()) == []
+    assert not any(Path(path).parent.exists() for path in cgroups)
+
+
+@contract
+async def test_thirty_two_at_once(place: Place) -> None:
+    tree = place.tree(a_py="print('ran')")
+
+    async def one(number: int) -> bytes:
+        sandbox = await place.sandbox(SandboxSpec(workspace=tree, limits=LIMITS))
+        try:
+            result = await sandbox.exec(f"python3 a.py; echo {number}")
+            return result.stdout
+        finally:
+            await sandbox.destroy()
+
+    assert await asyncio.gather(*map(one, range(32))) == [f"ran\n{number}\n".encode() for number in range(32)]
+
+
+@contract
+async def test_a_creation_that_cannot_work_says_why_and_leaves_nothing(place: Place) -> None:
+    with pytest.raises(SandboxError, match="no-such-runtime"):
+        await place.sandbox(SandboxSpec(mounts=(RoMount(place.root / "no-such-runtime"),)))
+    creating = asyncio.create_task(place.sandbox())
+    await asyncio.sleep(0)
+    creating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    sandbox = await place.sandbox()
+    assert (await sandbox.exec("echo works")).stdout == b"works\n"
