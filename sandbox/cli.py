@@ -129,6 +129,22 @@ def bench_trials(n: int, concurrency: int, name: str, start: str, store: Store, 
     click.echo(json.dumps(figures) if as_json else "\n".join(f"{key}: {value}" for key, value in figures.items()))
 
 
+@bench.command("sandbox")
+@click.option("--n", default=64, show_default=True, type=click.IntRange(min=1))
+@click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1))
+@_json
+def bench_sandbox(n: int, concurrency: int, as_json: bool) -> None:
+    """Medians of create, exec and destroy, CPU per cycle and cycles per second."""
+    from sandbox.bench import sandboxes
+    from sandbox.environments.namespace.channel import SandboxError
+
+    try:
+        figures = asyncio.run(sandboxes.run(n, concurrency))
+    except SandboxError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(figures) if as_json else "\n".join(f"{key}: {value}" for key, value in figures.items()))
+
+
 @main.command("selftest")
 @click.option("--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A RunSpec, JSON.")
 @click.option("--tasks", default=2, show_default=True, type=click.IntRange(min=1), help="Tasks of each split.")

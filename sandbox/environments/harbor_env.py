@@ -3,8 +3,9 @@
 Convention: `environment/workspace/` of a task is the pristine tree for `[environment].workdir`. There are no images: the host's programs
 are what a task may use, and a Dockerfile is not read. The network is the gate or nothing, so a task must ask for `no-network`.
 
-Harbor makes the verifier's environment from the same options; it gets neither the gate nor the agent's mounts. Only the separate verifier
-mode makes sense here: /tests and /logs/verifier of the agent's own sandbox belong to `root`.
+`environment.mounts` (read-only binds: the harness runtime) reach the agent's sandbox only. Harbor makes the verifier's environment from the
+same options; it gets neither them nor the gate. Only the separate verifier mode makes sense here: /tests and /logs/verifier of the agent's
+own sandbox belong to `root`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.options import EnvironmentOptions
 from harbor.models.task.config import NetworkMode
-from pydantic import BaseModel, ConfigDict, Field
 
 from sandbox.environments.namespace.channel import SandboxError
 from sandbox.environments.namespace.host import Host
@@ -40,22 +40,12 @@ _DIRECTORIES = (
 )
 
 
-class Mount(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    source: Path
-    target: str = ""
-
-
 class NamespaceOptions(EnvironmentOptions):
     """`TrialEnvironmentConfig.kwargs`."""
 
     base_dir: Path
     """State directory of the spawner. A `Host` that this process started for it is used; otherwise every environment starts its own."""
     limits: Limits = Limits()
-    runtime_mounts: list[Mount] = Field(default_factory=list)
-    """Read-only, in the agent's sandbox only: the harness runtime."""
-    verifier_mounts: list[Mount] = Field(default_factory=list)
     gate: str | None = None
     """`host:port` of this rollout's proxy, for the agent's sandbox only."""
 
@@ -142,8 +132,7 @@ class NamespaceEnvironment(BaseEnvironment):
         asked = self.task_env_config
         limits = self.options.limits
         given = {"memory_mb": asked.memory_mb, "disk_mb": asked.storage_mb}
-        mounts = self.options.verifier_mounts if self.is_verifier else self.options.runtime_mounts
-        bound = [RoMount(mount.source, mount.target) for mount in mounts]
+        bound = []
         for mount in self._host_mounts:
             if mount["type"] != "bind" or not mount.get("read_only"):
                 raise ValueError(f"mount {mount['target']} of {self.environment_name}: only read-only bind mounts are possible")
@@ -248,6 +237,3 @@ class NamespaceEnvironment(BaseEnvironment):
         skipped = await self.sandbox.download(source, target, user="root")
         if skipped:
             self.logger.warning("left out of the download of %s: %s", source, ", ".join(skipped[:10]))
-
-
-__all__ = ["Mount", "NamespaceEnvironment", "NamespaceOptions"]

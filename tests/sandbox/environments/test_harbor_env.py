@@ -51,13 +51,14 @@ def task(tmp_path: Path) -> Path:
     return root
 
 
-def config(task: Path, agent: TrialAgentConfig, **options: Any) -> TrialConfig:
+def config(task: Path, agent: TrialAgentConfig, mounts: Any = None, **options: Any) -> TrialConfig:
     return TrialConfig(
         task=TrialTaskConfig(path=task),
         trials_dir=task.parent / "trials",
         agent=agent,
         environment=TrialEnvironmentConfig(
             import_path="sandbox.environments.harbor_env:NamespaceEnvironment",
+            mounts=mounts,
             kwargs={"base_dir": str(task.parent / "state"), "limits": Limits(memory_mb=128).model_dump(), **options},
         ),
     )
@@ -148,8 +149,8 @@ def test_the_gate_and_the_mounts_are_the_agents_only(task: Path) -> None:
         server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
         gate = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
         Probe.body = staticmethod(body)  # type: ignore[assignment]
-        options = {"gate": gate, "runtime_mounts": [{"source": str(runtime)}]}
-        return await rewards(config(task, TrialAgentConfig(import_path=f"{__name__}:Probe"), **options))
+        mounts = [{"type": "bind", "source": str(runtime), "target": str(runtime), "read_only": True}]
+        return await rewards(config(task, TrialAgentConfig(import_path=f"{__name__}:Probe"), mounts=mounts, gate=gate))
 
     assert asyncio.run(serve()) == {"reward": 1.0}
 
