@@ -11,8 +11,8 @@ from server.schemas.rundir import RunDir
 from server.schemas.runspec import RunSpec
 from server.schemas.tasks import HELD_OUT, TRAIN
 
-MICRO_BATCH_TOKENS = 1024
-"""Tokens per forward pass. Without flash attention a packed pass costs its square in attention, so small is fast on a CPU."""
+MICRO_BATCH_TOKENS = 4096
+"""Padded tokens per forward pass, measured with the demo policy: 1024 costs a fifth more, 8192 gains nothing."""
 ROWS_PER_ROLLOUT = 16
 """Room in the TransferQueue: branches per rollout on average, far above what harnesses make."""
 
