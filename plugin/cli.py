@@ -264,9 +264,10 @@ def _dispatch(name: str) -> click.Command:
     @click.argument("args", nargs=-1, type=click.UNPROCESSED)
     @click.pass_obj
     def command(target: Target, args: tuple[str, ...]) -> None:
-        if target.data_dir or target.url:
+        if target.url or (target.data_dir and not verb.takes_data_dir):
             raise click.UsageError(f"`rl {name}` talks to no server; see `rl {name} --help` for where it looks")
-        argv = room_command(verb.room_of(args), [name, *args])
+        where = ["--data-dir", str(target.data_dir)] if target.data_dir and args else []
+        argv = room_command(verb.room_of(args), [name, *args, *where])
         os.execv(argv[0], argv)  # noqa: S606  (no shell wanted)
 
     return command

@@ -25,6 +25,7 @@ class Verb(NamedTuple):
     help: str
     elsewhere: dict[str, Room] = {}  # noqa: RUF012  (never changed)
     """Sub-commands that another room has."""
+    takes_data_dir: bool = False
     hidden: bool = False
     """Reserved: the room refuses it until it has it."""
 
@@ -34,7 +35,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "bench": Verb(TRAINER, "Measure proxy, engine (`bench engine`) and sandboxes (`bench trials`).", {"trials": SANDBOX}),
-    "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes."),
+    "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Work with routing replay.", hidden=True),
     "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks.", hidden=True),
     "replay": Verb(TRAINER, "Replay recorded rollouts through proxy and capture.", hidden=True),
