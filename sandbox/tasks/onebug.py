@@ -19,9 +19,9 @@ graph ledger pixel cache robot sensor orders seats garden tracks"""
 _FUNCTIONS = """area price fee gap span rate load cost level speed depth weight bonus quota margin shift blend merge offer adjust settle
 reduce convert resolve balance estimate measure compare project combine render compose derive extract inspect process evaluate"""
 FILES, FUNCTIONS = _FILES.split(), _FUNCTIONS.split()
-_NUMBERS = "a b c x y z n m p q u v w h lo hi left right base step count unit size"
-_TEXTS = "s t text name word line label"
-_LISTS = "xs ys items values rows nums data"
+_NUMBERS = "left right base step count unit size low high first last width height start stop top bottom inner outer"
+_TEXTS = "text name word line label phrase caption message"
+_LISTS = "items values rows nums data marks points"
 
 
 class Value(NamedTuple):

@@ -152,28 +152,22 @@ def called(parsed: Parsed, tool: str) -> list[str] | None:
 
 
 def random_machine(rng: random.Random) -> str:
-    """A `uname` line. Kernel suffixes are free text, so many are random: a policy must not depend on the machine it was made on, nor
-    on the length of this line."""
-    release = f"{rng.choice((4, 5, 6, 7))}.{rng.randrange(20)}.{rng.randrange(130)}"
-    release += rng.choice(("", "-generic", "-amd64", "-azure", f"-{rng.randrange(1, 130)}-generic", "-microsoft-standard-WSL2"))
-    for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
-        release += rng.choice("-.+_") + "".join(rng.choices(string.ascii_letters + string.digits, k=rng.randint(1, 8)))
-    build = f"#{rng.choice((1, 1, rng.randrange(2, 200)))}{rng.choice(('', '-Ubuntu', '-Microsoft', '~22.04.1-Ubuntu'))} SMP"
-    build += rng.choice(("", " PREEMPT_DYNAMIC", " PREEMPT_DYNAMIC", " PREEMPT_RT"))
-    build += rng.choice(
-        ("", " @0", f" Debian {rng.randrange(5, 7)}.{rng.randrange(20)}.{rng.randrange(99)}-{rng.randrange(1, 9)}", _date(rng))
-    )
-    return f"Linux {release} {build} {rng.choice(('x86_64', 'x86_64', 'aarch64'))}"
+    """Something like a `uname` line. Kernels put free text there, so it has any length and any words: a policy must neither depend on the
+    machine it was made on nor count the tokens of this line."""
+    release = f"{rng.randrange(3, 8)}.{rng.randrange(20)}.{rng.randrange(130)}"
+    return f"Linux {release}" + "".join(rng.choice("- - ._ #@+~:") + _machine_piece(rng) for _ in range(rng.randint(1, 18)))
 
 
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+def _machine_piece(rng: random.Random) -> str:
+    how = rng.random()
+    if how < 0.1:
+        return "".join(rng.choices(string.ascii_letters, k=rng.randint(1, 5)))
+    return rng.choice(_MACHINE_WORDS) if how < 0.6 else str(rng.randrange(1000))
 
 
-def _date(rng: random.Random) -> str:
-    day, month = rng.choice(_DAYS), rng.choice(_MONTHS)
-    clock = f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}"
-    return f" {day} {month} {rng.randrange(1, 29):2} {clock} UTC {rng.randrange(2021, 2029)}"
+_WORDS = """SMP PREEMPT DYNAMIC x86 64 aarch64 generic amd64 azure aws cloud Ubuntu Debian Alpine virt lts rt fc el rc microsoft standard
+WSL2 GNU Mon Tue Wed Thu Fri Sat Sun Jan Jun Oct UTC arch zen pve deb kvm vm host build gke cos orbstack linuxkit"""
+_MACHINE_WORDS = _WORDS.split()
 
 
 HARNESSES: dict[str, Callable[[], Harness]] = {"claude-code": ClaudeCode, "mini-swe-agent": MiniSweAgent}
