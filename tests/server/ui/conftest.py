@@ -19,9 +19,11 @@ from playwright.sync_api import Browser, sync_playwright
 from server.db import Database
 from server.db.models import PlanRow, Run
 from server.events import ingest
+from server.launchers.supervisor import record
 from server.schemas.capture import CaptureRecord
 from server.schemas.datadir import DataDir, ServerFile
 from server.schemas.events import Event
+from server.schemas.rundir import RunDir
 from server.schemas.states import RunState
 from server.spec import resolve
 
@@ -30,8 +32,11 @@ HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> DataDir:
-    """A run of 12 steps, of which 5 are done and the sixth is forming; its rewards rise and some trials failed."""
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataDir]:
+    """A run of 12 steps, of which 5 are done and the sixth is forming; its rewards rise and some trials failed.
+
+    Its supervisor is a process that only sleeps: a run without any is soon concluded.
+    """
     data = DataDir(tmp_path_factory.mktemp("data"))
     db = Database(f"sqlite:///{data.database}")
     db.migrate()
@@ -53,7 +58,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataDir:
         )
     ingest(db, "r1", run_events(data.runs / "r1" / "captures"))
     db.close()
-    return data
+    supervisor = subprocess.Popen(["sleep", "600"])
+    record(RunDir(data.runs / "r1"), supervisor.pid, "supervisor")
+    yield data
+    supervisor.kill()
+    supervisor.wait()
 
 
 def run_events(captures: Path) -> list[Event]:

@@ -58,7 +58,7 @@ def test_a_run_shows_curves_and_the_forming_step_and_stays_current(page: Page, a
 def test_trials_lead_to_their_turns_and_nothing_a_policy_wrote_runs(page: Page) -> None:
     page.goto("/runs/r1")
     page.locator("nav.filters").get_by_text("2", exact=True).click()
-    page.get_by_role("link", name="s002-t0-7").click()
+    page.get_by_role("link", name="s002-t0-7", exact=True).click()
     expect(page.locator(".problem")).to_contain_text("no space left <script>")
     expect(page.locator("pre.sampled").first).to_contain_text('bash {"command": "cat cart.py"}')
     assert page.title() == "s002-t0-7 · lego-rl"
