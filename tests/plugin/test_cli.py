@@ -92,7 +92,8 @@ def test_a_verb_is_dispatched_to_the_room_that_has_it(empty: DataDir) -> None:
     assert VERBS["bench"].room_of(("trials", "--n", "4")) is SANDBOX
     assert VERBS["bench"].room_of(("engine",)) is TRAINER
     assert VERBS["harness"].room_of(()) is SANDBOX
-    assert "talks to no server" in rl(empty, "harness", "list").stderr
+    assert "talks to no server" in rl(empty, "bench", "engine").stderr
+    assert "missing" in rl(empty, "harness", "list").stdout
 
 
 def test_status_as_json_is_one_object_a_line(client: Client, data: DataDir) -> None:
