@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from torch import nn
 from verl.workers.engine import EngineRegistry
