@@ -181,17 +181,12 @@ def grading(spec: RunSpec, facts: Facts) -> Iterator[Check]:
         return
     found = facts.selftest.value
     problems = found.problems if found else [facts.selftest.problem]
-    for problem in problems:
-        yield error(
-            "sandbox",
-            "sandbox",
-            f"a sandbox cannot be used: {problem}",
-            "see `python -m sandbox.cli selftest` and the README's requirements",
-        )
-    if found is None:
-        return
-    if not problems:
-        yield ok("sandbox", "sandbox", f"sandboxes start, limits by {found.limits_mode}")
+    if found is None or problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        message = f"a sandbox cannot be used: {' '.join(problems[0].split())}{more}"
+        yield error("sandbox", "sandbox", message, "see `python -m sandbox.cli selftest` and the README's requirements")
+        return  # what was graded all the same says nothing
+    yield ok("sandbox", "sandbox", f"sandboxes start, limits by {found.limits_mode}")
     if found.limits_mode == "rlimit":
         message = "limits are set per process: memory and processes of a sandbox as a whole are not bounded"
         yield warning("limits", "sandbox.limits", message, "run as root or with a delegated control group to bound whole sandboxes")

@@ -97,7 +97,7 @@ def test_what_the_model_cannot_do_is_said(change: dict[str, Any], code: str, lev
         ({"oracle": [TaskReward(task="a", reward=0)]}, "oracle", Level.ERROR, "the reference solution must score 1: a scored 0"),
         ({"noop": [TaskReward(task="a", reward=1)]}, "noop", Level.ERROR, "doing nothing must score 0: a scored 1"),
         ({"oracle": [TaskReward(task="a", reward=None)]}, "oracle", Level.ERROR, "a got no verdict"),
-        ({"problems": ["mount: EPERM"]}, "sandbox", Level.ERROR, "mount: EPERM"),
+        ({"problems": ["mount:\n EPERM", "b", "c"]}, "sandbox", Level.ERROR, "mount: EPERM (and 2 more)"),
         ({"limits_mode": "rlimit"}, "limits", Level.WARNING, "per process"),
     ],
 )
