@@ -6,6 +6,7 @@ On a mixed machine the controllers are in version 1, and version 2 without contr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -62,14 +63,14 @@ class Group:
     def usage(self) -> Usage:
         if "memory" in self.paths:
             return Usage(
-                cpu_s=int(_read(self.paths["cpuacct"], "cpuacct.usage") or 0) / 1e9 if "cpuacct" in self.paths else 0.0,
+                cpu_s=self.cpu_s(),
                 memory_peak=int(_read(self.paths["memory"], "memory.max_usage_in_bytes") or 0),
                 out_of_memory=_field(self.paths["memory"], "memory.oom_control", "oom_kill"),
                 process_limit_hits=_field(self.paths["pids"], "pids.events", "max"),
             )
         tree = self.paths["tree"]
         return Usage(
-            cpu_s=_field(tree, "cpu.stat", "usage_usec") / 1e6,
+            cpu_s=self.cpu_s(),
             memory_peak=int(_read(tree, "memory.peak") or 0),
             out_of_memory=_field(tree, "memory.events", "oom_kill"),
             process_limit_hits=_field(tree, "pids.events", "max"),
@@ -78,7 +79,7 @@ class Group:
     def cpu_s(self) -> float:
         if "cpuacct" in self.paths:
             return int(_read(self.paths["cpuacct"], "cpuacct.usage") or 0) / 1e9
-        return _field(self.paths["tree"], "cpu.stat", "usage_usec") / 1e6
+        return _field(self.paths["tree"], "cpu.stat", "usage_usec") / 1e6 if "tree" in self.paths else 0.0
 
     def remove(self) -> bool:
         """False while a dying process still holds the group: ask again."""
@@ -95,7 +96,7 @@ class Group:
 
 def find(name: str) -> Group | None:
     """Make the spawner's own group `name` where controllers for memory and processes work, or None."""
-    v1, v2 = _mounts()
+    v1, v2 = hierarchies(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     tree = v2[1] if v2 else None
     candidates: list[dict[str, str]] = []
     if {"memory", "pids"} <= v1.keys():
@@ -117,17 +118,22 @@ def find(name: str) -> Group | None:
 def sweep(paths: dict[str, str]) -> None:
     """Kill what still runs in the groups of a spawner that is gone, and remove them. `paths` come from its owner record."""
     for path in paths.values():
-        children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)] if Path(path).is_dir() else []
+        children = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)] if os.path.isdir(path) else []
         for directory in [*children, path]:
             for _ in range(50):
-                if not Path(directory).is_dir():
-                    break
-                for pid in _read(directory, "cgroup.procs").split():
-                    os.kill(int(pid), 9)
-                try:
+                _kill_members(directory)
+                with contextlib.suppress(OSError):
                     os.rmdir(directory)
-                except OSError:
-                    time.sleep(0.01)
+                if not os.path.isdir(directory):
+                    break
+                time.sleep(0.01)
+
+
+def _kill_members(directory: str) -> None:
+    for pid in map(int, _read(directory, "cgroup.procs").split()):
+        if pid > 0:  # 0 stands for a process outside this process namespace, and means one's own group to kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
 
 
 def _works(group: Group) -> bool:
@@ -156,15 +162,16 @@ def _works(group: Group) -> bool:
     return works
 
 
-def _mounts() -> tuple[dict[str, str], tuple[str, str] | None]:
-    """Version 1: controller → directory of this process's group. Version 2: (mount point, directory of this process's group)."""
+def hierarchies(groups: str, mounts: str) -> tuple[dict[str, str], tuple[str, str] | None]:
+    """From /proc/self/cgroup and /proc/self/mountinfo: version 1 as controller → directory of this process's group, version 2 as
+    (mount point, directory of this process's group)."""
     own: dict[str, str] = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         own.update(dict.fromkeys(controllers.split(",") if controllers else ["unified"], path))
     v1: dict[str, str] = {}
     v2: tuple[str, str] | None = None
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in mounts.splitlines():
         left, right = line.split(" - ", 1)
         root, point = left.split()[3:5]
         kind, _, options = right.split()[:3]

@@ -49,6 +49,10 @@ class Channel:
         self._loop.add_reader(connection, self._receive)
 
     @property
+    def closed(self) -> bool:
+        return not self._open
+
+    @property
     def hello(self) -> Call:
         """The packet with id 0 that the other end sends by itself."""
         return self._calls[0]

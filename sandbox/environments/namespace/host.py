@@ -28,6 +28,7 @@ main(*json.loads(sys.argv[2]))
 _ROOT = str(Path(__file__).parents[3])
 _START_S = 20
 _CREATE_S = 60
+_STOP_S = 20
 
 
 class Host:
@@ -52,8 +53,13 @@ class Host:
         mode = mode or ("rootful" if os.geteuid() == 0 else "rootless")
         if found := problems(mode):
             raise SandboxError("; ".join(found))
-        await asyncio.to_thread(owner.sweep, base)
-        state, record = owner.claim(base)
+        try:
+            await asyncio.to_thread(owner.sweep, base)
+            state, record = owner.claim(base)
+        except OSError as error:
+            raise SandboxError(
+                f"cannot keep the state of sandboxes in {base}: {error.strerror}; choose a directory that you can write"
+            ) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -147,6 +153,11 @@ class Host:
         if self._running.get(self._state.parent) is self:
             del self._running[self._state.parent]
         self._channel.close()
-        await self._process.wait()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
         if self._state.exists():
             await asyncio.to_thread(owner.sweep, self._state.parent)

@@ -19,14 +19,18 @@ _PREFIX = "lego-rl-"
 
 
 def claim(base: Path) -> tuple[Path, int]:
-    """Make a state directory below `base` and lock its record. Returns the directory and the descriptor that holds the lock."""
+    """Make a state directory below `base` and lock its record. Returns the directory and the descriptor that holds the lock.
+
+    It appears under its name only when the lock is held, so that a sweep at the same time cannot take it for abandoned.
+    """
     base.mkdir(parents=True, exist_ok=True)
-    state = base.resolve() / f"{_PREFIX}{secrets.token_hex(6)}"
-    state.mkdir(mode=0o700)
-    (state / "mnt").mkdir(mode=0o700)
-    record = os.open(state / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    token = f"{_PREFIX}{secrets.token_hex(6)}"
+    making = base.resolve() / f".{token}"
+    making.mkdir(mode=0o700)
+    (making / "mnt").mkdir(mode=0o700)
+    record = os.open(making / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(record, fcntl.LOCK_EX)
-    return state, record
+    return making.rename(making.with_name(token)), record
 
 
 def remove(state: Path) -> None:

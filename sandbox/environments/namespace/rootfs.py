@@ -7,6 +7,7 @@ files appear as the agent's own (identity-mapped mount; a copy where the file sy
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 
@@ -64,14 +65,14 @@ def build(plan: Plan) -> None:
     _devices(root)
     _proc(root)
     _directories(plan, root)
-    _workspace(plan, root + plan.workdir)
+    _workspace(plan, _in(root, plan.workdir))
     kernel.pivot(root)
 
 
 def _image(plan: Plan, root: str) -> None:
     for name in ("usr", "etc", "proc", "dev", "sys", "run", "root", "home", "opt", "var", "var/tmp", "tmp"):
         os.mkdir(f"{root}/{name}")
-    os.symlink("/run", f"{root}/var/run")
+    os.symlink("../run", f"{root}/var/run")
     kernel.bind("/usr", f"{root}/usr", _READ_ONLY)
     for name in _IMAGE:
         if os.path.islink(f"/{name}"):
@@ -90,7 +91,15 @@ def _image(plan: Plan, root: str) -> None:
     for name in ("passwd", "group"):
         kernel.bind(f"{users}/{name}", f"{root}/etc/{name}", _READ_ONLY)
     for source, target in plan.mounts:
-        _mount_read_only(source, root + target)
+        _mount_read_only(source, _in(root, target))
+
+
+def _in(root: str, path: str) -> str:
+    """The place of a sandbox path before the root has changed: a link on the way would lead out to the host."""
+    place = root + path
+    if os.path.realpath(place) != place:
+        raise OSError(errno.ELOOP, f"{path} leads through a link in the sandbox: name the place itself")
+    return place
 
 
 def _mount_read_only(source: str, target: str) -> None:
@@ -128,10 +137,11 @@ def _proc(root: str) -> None:
 def _directories(plan: Plan, root: str) -> None:
     wanted = [("/tmp", "root", 0o1777), ("/var/tmp", "root", 0o1777), ("/dev/shm", "root", 0o1777), ("/home/agent", "agent", 0o700)]
     for path, owner, mode in [*wanted, *plan.directories]:
-        os.makedirs(root + path, exist_ok=True)
-        os.chmod(root + path, mode)
+        place = _in(root, path)
+        os.makedirs(place, exist_ok=True)
+        os.chmod(place, mode)
         if owner == "agent" and not plan.rootless:
-            os.chown(root + path, plan.agent.uid, plan.agent.gid)
+            os.chown(place, plan.agent.uid, plan.agent.gid)
 
 
 def _workspace(plan: Plan, target: str) -> None:

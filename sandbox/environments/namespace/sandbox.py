@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -43,7 +44,6 @@ class Sandbox:
         self._cgroups = tuple(created["cgroups"])
         self._rlimits = rlimits
         self._gate: Gate | None = None
-        self._killed = False
         self.spec = spec
         self.mode = mode
         self.limits_mode = limits_mode
@@ -92,7 +92,8 @@ class Sandbox:
                 status = await self._stop(call)
         except asyncio.CancelledError:
             if call is not None:
-                await self._stop(call)
+                with contextlib.suppress(SandboxError):  # a sandbox that is gone has no process to stop
+                    await self._stop(call)
             raise
         finally:
             stdout, stderr = out.finish(), err.finish()
@@ -143,7 +144,7 @@ class Sandbox:
         Only regular files and directories arrive; the names of all else (links that an agent planted) are returned. Raises SandboxError
         when `source` is missing or unreadable for `user`, or larger than `max_bytes`. Works after `kill` too, except in the work directory.
         """
-        data = await (self._pack_dead("root", source, max_bytes) if self._killed else self._pack(source, max_bytes, user))
+        data = await (self._pack_dead("root", source, max_bytes) if self._control.closed else self._pack(source, max_bytes, user))
         return await asyncio.to_thread(archive.extract, data, target)
 
     async def _pack(self, source: str, max_bytes: int, user: User) -> bytes:
@@ -198,9 +199,8 @@ class Sandbox:
     async def kill(self) -> None:
         """SIGKILL to everything inside; on return no process of the sandbox exists. Its files stay for `changes` and `download`."""
         await self.close_gate()
-        self._killed = True
-        await self._spawner.ask({"op": "kill", "sandbox": self._number})
         self._control.close()
+        await self._spawner.ask({"op": "kill", "sandbox": self._number})
 
     async def destroy(self) -> None:
         """`kill`, and remove every trace. Does nothing when the spawner is gone, which took everything with it."""

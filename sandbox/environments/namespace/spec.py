@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,11 @@ class SandboxSpec:
     mounts: tuple[RoMount, ...] = ()
     directories: tuple[Directory, ...] = ()
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for path in (self.workdir, *(mount.at for mount in self.mounts), *(directory.path for directory in self.directories)):
+            if not path.startswith("/") or os.path.normpath(path) != path or path == "/":
+                raise ValueError(f"{path!r} is no absolute path without `.`, `..` and trailing slash")
 
 
 @dataclass(frozen=True)

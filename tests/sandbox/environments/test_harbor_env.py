@@ -147,7 +147,7 @@ def test_the_gate_and_the_mounts_are_the_agents_only(task: Path) -> None:
 
     async def serve() -> dict[str, float] | None:
         server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
-        gate = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        gate = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         Probe.body = staticmethod(body)  # type: ignore[assignment]
         mounts = [{"type": "bind", "source": str(runtime), "target": str(runtime), "read_only": True}]
         return await rewards(config(task, TrialAgentConfig(import_path=f"{__name__}:Probe"), mounts=mounts, gate=gate))
