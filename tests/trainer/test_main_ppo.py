@@ -209,8 +209,9 @@ def test_too_many_failures_stop_the_run_with_one_line(world: World, policy: Path
     assert launched.returncode == 1
     states = of(world.server.bodies(), RunStateBody)
     assert [state.state for state in states] == [RunState.RUNNING, RunState.FAILED]
-    assert "12 of 12 trials of step 1 failed (image 12)" in states[-1].reason
-    assert f"failed: TooManyFailures: {states[-1].reason.removeprefix('TooManyFailures: ')}" in output
+    assert states[-1].reason.startswith("TooManyFailures: 4 of 4 trials of the evaluation after step 0 failed (image 4), more than")
+    assert "no such image" in states[-1].reason and f"failed: {states[-1].reason}\n" in output
+    assert of(world.server.bodies(), StepBody) == []
     assert left_behind(world) == []
 
 

@@ -23,15 +23,12 @@ from server.schemas.rundir import RunDir
 from trainer.rollout.manager import PlayedGroup, RolloutManager
 
 from .metrics import ReportingSink, fidelity_metrics, update_metrics
+from .stop import check_failures
 from .update import StepUpdate, plan_update
 from .worker import CpuWorker
 
 PROGRESS_LOG = "progress.log"
 """Under the run's logs: the lines that the launcher shows."""
-
-
-class TooManyFailures(Exception):
-    """The share of failed trials in a step exceeds `monitors.failed_share`: going on would train on what is left over."""
 
 
 @register_trainer("lego_sync")
@@ -65,7 +62,9 @@ class LegoSync(PPOTrainerSync):
     def _validate(self) -> dict[str, float]:
         """A held-out evaluation: the same path as training, without an update."""
         started = time.monotonic()
-        rollouts = [rollout for group in self.agent_loop_manager.evaluate(self.global_steps) for rollout in group.rollouts]
+        played = self.agent_loop_manager.evaluate(self.global_steps)
+        check_failures(played, f"the evaluation after step {self.global_steps}", self._spec.monitors.failed_share)
+        rollouts = [rollout for group in played for rollout in group.rollouts]
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         seconds = time.monotonic() - started
         metrics = {"timing_s/evaluation": seconds, "lego/turns/mean": sum(r.turns for r in rollouts) / len(rollouts)}
@@ -82,6 +81,7 @@ class LegoSync(PPOTrainerSync):
         with marked_timer("gen", timing_raw):
             self.on_sample_begin()
             played = self.agent_loop_manager.finish_step()
+            check_failures(played, f"step {self.global_steps}", self._spec.monitors.failed_share)
             batch = self._sample(played, sample_batch_size)
             self.on_sample_end()
         algorithm = self._spec.algorithm
@@ -93,7 +93,6 @@ class LegoSync(PPOTrainerSync):
             seed=self._spec.trainer.seed * 100_003 + self.global_steps,
         )
         metrics.update(update.metrics)
-        self._refuse_too_many_failures(update.metrics)
         if batch.extra_info:
             with marked_timer("old_log_prob", timing_raw):
                 batch = self._compute_old_log_prob(batch, metrics)
@@ -111,16 +110,6 @@ class LegoSync(PPOTrainerSync):
         batch, _ = self.replay_buffer.sample(global_steps=self.global_steps, partition_id="train", batch_size=groups)
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
-
-    def _refuse_too_many_failures(self, metrics: dict[str, float]) -> None:
-        failed, trials, allowed = metrics["lego/failed"], metrics["lego/trials"], self._spec.monitors.failed_share
-        if failed > allowed * trials:
-            prefix = "lego/failed/"
-            causes = ", ".join(f"{name.removeprefix(prefix)} {n:.0f}" for name, n in metrics.items() if name.startswith(prefix))
-            raise TooManyFailures(
-                f"{failed:.0f} of {trials:.0f} trials of step {self.global_steps} failed ({causes}), more than monitors.failed_share ="
-                f" {allowed:g} allows: see the evidence of these trials, mend the cause and start a new run"
-            )
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
