@@ -108,7 +108,7 @@ async def test_output_is_bounded(place: Place) -> None:
 async def test_background_processes_live_on_and_hold_nothing_up(place: Place) -> None:
     sandbox = await place.sandbox()
     assert (await sandbox.exec("sleep 4713.25 & echo started")).stdout == b"started\n"
-    assert (await sandbox.exec("pgrep -x sleep | wc -l")).stdout == b"1\n"
+    assert (await sandbox.exec("until pgrep -x sleep > /dev/null; do :; done; echo found", timeout_s=30)).stdout == b"found\n"
 
 
 @contract
@@ -463,14 +463,15 @@ async def test_a_full_disk_is_the_agents_own(place: Place) -> None:
 @contract
 async def test_cpu_time_is_bounded(place: Place) -> None:
     sandbox = await place.sandbox(SandboxSpec(limits=LIMITS.model_copy(update={"cpu_s": 1})))
-    result = await sandbox.exec(["python3", "-c", "while True: pass"], timeout_s=60)
-    assert not result.timed_out
-    assert result.return_code in (-9, -24)  # SIGKILL or SIGXCPU
-    if place.host.limits_mode == "cgroup":  # all processes together; with rlimits each process alone
+    if place.host.limits_mode == "cgroup":  # all processes together
         with pytest.raises(SandboxLost):
             await sandbox.exec("for i in 1 2 3 4; do python3 -c 'while True: pass' & done; wait", timeout_s=60)
         await sandbox.kill()
         assert (await sandbox.usage()).cpu_exceeded
+    else:  # each process alone
+        result = await sandbox.exec(["python3", "-c", "while True: pass"], timeout_s=60)
+        assert not result.timed_out
+        assert result.return_code in (-9, -24)  # SIGKILL or SIGXCPU
 
 
 @contract
