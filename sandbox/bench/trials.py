@@ -52,7 +52,8 @@ async def run(harness: Harness, runtimes: Path, n: int, concurrency: int) -> dic
                 await _play(run, token, url, harness.name, {"t0": tasks[0]}, "warm")
                 before, started = _cpu(process.pid), time.monotonic()
                 views = await _play(run, token, url, harness.name, {f"t{number}": task for number, task in enumerate(tasks)}, "")
-                wall, cpu = time.monotonic() - started, _cpu(process.pid) - before
+                wall, after = time.monotonic() - started, _cpu(process.pid)
+                cpu = {part: round((seconds - before.get(part, 0)) / n, 4) for part, seconds in after.items()}
     return _figures(views, wall, cpu, startup_s, n)
 
 
@@ -100,13 +101,22 @@ async def _play(run: RunDir, token: str, model: str, harness: str, tasks: dict[s
         return await asyncio.gather(*(one(name, task) for name, task in tasks.items()))
 
 
-def _cpu(pid: int) -> float:
+def _cpu(pid: int) -> dict[str, float]:
+    """CPU seconds since start by part: the runner itself, each process below it, and what those have waited for."""
     root = psutil.Process(pid)
-    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+    parts = {"runner": root.cpu_times().user + root.cpu_times().system}
+    for process in root.children():
+        part = "harness" if "mini_parent" in " ".join(process.cmdline()) else "sandboxes"
+        for member in (process, *process.children(recursive=True)):
+            times = member.cpu_times()
+            own, waited = times.user + times.system, times.children_user + times.children_system
+            name = f"{part} parent" if member == process else part
+            parts[name] = parts.get(name, 0) + own
+            parts[part] = parts.get(part, 0) + waited
+    return parts
 
 
-def _figures(views: list[TrialView], wall: float, cpu: float, startup_s: float, n: int) -> dict[str, object]:
+def _figures(views: list[TrialView], wall: float, cpu: dict[str, float], startup_s: float, n: int) -> dict[str, object]:
     stages = {
         stage.value: round(statistics.median(lengths), 4)
         for stage in Stage
@@ -122,6 +132,7 @@ def _figures(views: list[TrialView], wall: float, cpu: float, startup_s: float, 
         "startup_s": round(startup_s, 2),
         "wall_s": round(wall, 2),
         "trials_per_s": round(n / wall, 2),
-        "cpu_s_per_trial": round(cpu / n, 4),
+        "cpu_s_per_trial": round(sum(cpu.values()), 4),
+        "cpu_s_per_trial_by_part": cpu,
         "stage_p50_s": stages,
     }

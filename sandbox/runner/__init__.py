@@ -14,4 +14,6 @@ def quiet() -> None:
     for name in [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_", "LITELLM_", "MSWEA_"))]:
         del os.environ[name]
     os.environ.update({"HARBOR_TELEMETRY": "0", "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
-    logging.getLogger("harbor").setLevel(logging.CRITICAL)
+    harbor = logging.getLogger("harbor")  # each trial's own log file stays
+    harbor.propagate = False
+    harbor.addHandler(logging.NullHandler())

@@ -1,0 +1,110 @@
+"""A runner's room with agents that play a shell script, and whole trials in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import override
+
+import pytest
+
+from sandbox.environments.namespace.preflight import default_mode, problems
+from sandbox.harnesses.base import Launcher
+from sandbox.harnesses.reference import Noop, Oracle, _ShellAgent
+from sandbox.harnesses.store import Store
+from sandbox.integrity.environment import TrialEnvironment
+from sandbox.runner.drive import Attempt, Room
+from sandbox.runner.outcomes import Facts
+from sandbox.runner.service import open_room
+from server.schemas.outcome import Stage
+from server.schemas.runspec import Harness, RunSpec
+from server.schemas.tasks import TRAIN
+from server.schemas.trials import TrialRequest
+
+needs_sandbox = pytest.mark.skipif(bool(problems(default_mode())), reason="; ".join(problems(default_mode())))
+SCRIPT = "script.sh"
+
+
+class ScriptAgent(_ShellAgent):
+    """Runs `script.sh` of the task directory."""
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "script"
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        await self._shell(environment, (self.rollout.task / SCRIPT).read_bytes())
+
+
+AGENTS = {agent.name(): agent for agent in (ScriptAgent, Oracle, Noop)}
+
+
+def spec(**changes: object) -> RunSpec:
+    document = {
+        "model": {"path": "builtin:none"},
+        "harnesses": [{"name": "mini-swe-agent", "version": "2.4.6", "start": "warm_fork"}],
+        "data": {"family": "onebug", "train_tasks": 4, "held_out_tasks": 2},
+        "sandbox": {"concurrency": 8, "limits": {"memory_mb": 128, "processes": 32, "cpu_s": 20, "disk_mb": 16}},
+    }
+    return RunSpec.model_validate(document | changes)
+
+
+@contextlib.asynccontextmanager
+async def script_room(run_spec: RunSpec | None = None) -> AsyncIterator[Room]:
+    with tempfile.TemporaryDirectory(prefix="room-") as scratch:
+        root = Path(scratch)
+        (root / "trials").mkdir()
+        empty = (run_spec or spec()).model_copy(update={"harnesses": []})
+        async with open_room(empty, Store(root), root / "tasks", root / "trials", root / "sandboxes") as (room, _):
+            launchers = {name: Launcher(Harness(name=name, version="1")) for name in AGENTS}
+            yield dataclasses.replace(room, launchers=launchers, agents=dict(AGENTS))
+
+
+class Stages:
+    def __init__(self) -> None:
+        self.seen: list[Stage] = []
+        self.agent_runs = asyncio.Event()
+
+    def enter(self, stage: Stage) -> None:
+        self.seen.append(stage)
+        if stage is Stage.AGENT:
+            self.agent_runs.set()
+
+
+def request(room: Room, trial_id: str, harness: str, number: int = 0, **budgets: float) -> TrialRequest:
+    return TrialRequest.model_validate(
+        {
+            "trial_id": trial_id,
+            "task": room.index[TRAIN][number],
+            "harness": harness,
+            "proxy": {"url": "http://127.0.0.1:9/rollout/x", "key": "secret-key-of-the-rollout"},
+            "budgets": budgets,
+        }
+    )
+
+
+async def play(room: Room, script: str, number: int = 0, trial_id: str = "t", **budgets: float) -> tuple[Facts, Attempt]:
+    """One whole trial in which the agent runs `script`."""
+    asked = request(room, trial_id, "script", number, **budgets)
+    (room.tasks / TRAIN / asked.task / SCRIPT).write_text(script)
+    attempt = Attempt(room, asked, trial_id, Stages())
+    return await attempt.run(), attempt
+
+
+def solution(room: Room, number: int = 0) -> str:
+    """The command that solves the task."""
+    return (room.tasks / TRAIN / room.index[TRAIN][number] / "solution" / "solve.sh").read_text().splitlines()[-1]
+
+
+def in_room(body: Callable[[Room], Awaitable[None]], run_spec: RunSpec | None = None) -> None:
+    async def main() -> None:
+        async with script_room(run_spec) as room:
+            await body(room)
+
+    asyncio.run(main())
