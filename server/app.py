@@ -18,7 +18,7 @@ from .errors import install_handlers
 from .launchers.follower import Follower
 from .launchers.process import ProcessLauncher
 from .routes import checks as check_routes
-from .routes import diagnosis, events, findings, info, login, plans, runs, trials
+from .routes import diagnosis, events, findings, info, plans, runs, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
 from .ui import pages
@@ -50,7 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
     hostnames = frozenset((*LOOPBACK_NAMES, *(name.lower() for name in settings.hostnames))) if settings.is_loopback else None
     app.add_middleware(Perimeter, hostnames=hostnames)
     install_handlers(app)
-    for routes in (info, login, check_routes, plans, runs, events, trials, findings, diagnosis):
+    for routes in (info, check_routes, plans, runs, events, trials, findings, diagnosis):
         app.include_router(routes.router)
     app.include_router(pages.router)
     app.mount("/static", StaticFiles(packages=[("server.ui", "static")]), name="static")

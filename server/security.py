@@ -1,6 +1,6 @@
 """Who may ask what: bearer tokens, the browser's cookie, the Host header, response headers, redaction.
 
-* The admin token may do everything. It lies in the data directory (mode 0600), and a browser gets it as a cookie from `/login?token=`.
+* The admin token may do everything. It lies in the data directory (mode 0600), and a browser gets it as a cookie from the form at `/sign-in`.
 * A run's event token may report events of that run and nothing else; the record holds only its hash.
 * Reading is open on loopback, where the Host header must name this machine: a page elsewhere cannot rebind its name to us.
 """
@@ -61,7 +61,7 @@ class Guard:
 
     def check_read(self, request: Request) -> None:
         if not self.open_reads and not self._is_admin(request):
-            raise _unauthorized("reading from another machine needs the token: open /login?token=TOKEN or send it as a bearer token")
+            raise _unauthorized("reading from another machine needs the token: open /sign-in or send it as a bearer token")
 
     def check_write(self, request: Request) -> None:
         if not self._is_admin(request):

@@ -48,8 +48,8 @@ def test_from_elsewhere_reading_needs_the_token(settings: Settings) -> None:
 
 def test_a_browser_signs_in_with_the_token_and_gets_a_cookie(settings: Settings) -> None:
     with public(settings) as client:
-        assert client.get("/login", params={"token": "wrong"}).status_code == 401
-        answer = client.get("/login", params={"token": token(settings)}, follow_redirects=False)
+        assert client.post("/sign-in", content="token=wrong").status_code == 401
+        answer = client.post("/sign-in", content=f"token={token(settings)}", follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         assert all(word in answer.headers["set-cookie"].lower() for word in ("httponly", "samesite=strict"))
         assert client.get("/api/runs").status_code == 200
@@ -57,7 +57,7 @@ def test_a_browser_signs_in_with_the_token_and_gets_a_cookie(settings: Settings)
 
 def test_a_cookie_writes_only_from_our_own_pages(settings: Settings) -> None:
     with public(settings) as client:
-        client.get("/login", params={"token": token(settings)}, follow_redirects=False)
+        client.post("/sign-in", content=f"token={token(settings)}", follow_redirects=False)
         spec = {"document": {"extends": "local"}}
         assert client.post("/api/plans", json=spec).status_code == 403
         assert client.post("/api/plans", json=spec, headers={"origin": "http://evil.example"}).status_code == 403
@@ -101,7 +101,7 @@ def test_the_event_token_of_a_run_opens_nothing_else(client: TestClient) -> None
     ("text", "shown"),
     [
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
-        ("GET /login?token=abc&next=/", "GET /login?token=***&next=/"),
+        ("GET /x?token=abc&next=/", "GET /x?token=***&next=/"),
         ("postgresql://me:secret@db/x", "postgresql://me:***@db/x"),
         ("listening on http://127.0.0.1:8420", "listening on http://127.0.0.1:8420"),
     ],
