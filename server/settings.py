@@ -33,7 +33,7 @@ class Settings(BaseModel):
     runner_args: tuple[str, ...] = ("-P", "-m", "sandbox.runner")
     stop_grace_s: float = Field(default=20, gt=0)
     """Between asking a run's processes to end and killing them."""
-    anthropic_model: str = "claude-opus-4-5"
+    anthropic_model: str = "claude-opus-5-5"
     """Explains findings when a person asks for it."""
     anthropic_key_file: Path | None = None
     """File that holds the API key; None: explanations are refused."""
