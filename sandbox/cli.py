@@ -70,7 +70,7 @@ def _states(store: Store, deep: bool) -> list[dict[str, Any]]:
     for pin in PINS.values():
         problem, state = "", "verified" if deep else "installed"
         try:
-            (store.verify if deep else store.require)(pin)
+            store.verify(pin) if deep else store.require(pin)
         except RuntimeMissing as error:
             state, problem = "missing", str(error)
         except RuntimeStoreError as error:

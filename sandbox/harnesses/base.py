@@ -84,7 +84,7 @@ class HarnessAgent(BaseAgent):
             raise ValueError(f"harnesses: {harness.name} is pinned to {cls.pin.version}, the spec asks for {harness.version}")
         if harness.start not in cls.starts:
             raise ValueError(f"harnesses: {harness.name} cannot be started by {harness.start}, only by {' or '.join(cls.starts)}")
-        return Launcher(harness, await asyncio.to_thread(store.verify, cls.pin))
+        return Launcher(harness, await asyncio.to_thread(store.verify, cls.pin, deep=False))
 
     def bind(self, rollout: Rollout) -> None:
         self.rollout = rollout

@@ -1,0 +1,147 @@
+"""The runtime store: installed from a local index, checked to the byte, refused when anything differs."""
+
+import base64
+import hashlib
+import io
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sandbox.harnesses.pins import NpmPin, PythonPin
+from sandbox.harnesses.store import RuntimeMissing, RuntimeStoreError, RuntimeTampered, Store
+
+
+def wheel(directory: Path, text: str = "VALUE = 1\n") -> str:
+    """A distribution of one module; returns the wheel's SHA-256."""
+    files = {
+        "tinyharness.py": text,
+        "tinyharness-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tinyharness\nVersion: 1.0\n",
+        "tinyharness-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        name: base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode() for name, content in files.items()
+    }
+    record = "".join(f"{name},sha256={digest},{len(files[name])}\n" for name, digest in digests.items())
+    path = directory / "tinyharness-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (files | {"tinyharness-1.0.dist-info/RECORD": record + "tinyharness-1.0.dist-info/RECORD,,\n"}).items():
+            archive.writestr(name, content)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    path = tmp_path / "index"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def pin(tmp_path: Path, index: Path) -> PythonPin:
+    lock = tmp_path / "tiny.lock"
+    lock.write_text(f"tinyharness==1.0 --hash=sha256:{wheel(index)}\n")
+    return PythonPin("tiny", "1.0", lock)
+
+
+def offline(index: Path) -> tuple[str, ...]:
+    return ("--no-index", "--find-links", str(index), "--no-cache")
+
+
+def test_install_places_a_read_only_tree_once(tmp_path: Path, pin: PythonPin, index: Path) -> None:
+    store = Store(tmp_path / "store")
+    with pytest.raises(RuntimeMissing, match="harness install tiny"):
+        store.require(pin)
+    tree = store.install(pin, arguments=offline(index))
+    assert store.verify(pin) == store.require(pin) == tree
+    assert (tree / "tinyharness.py").read_text() == "VALUE = 1\n"
+    assert list(tree.rglob("*.pyc"))
+    assert not any(stat.S_IMODE(path.stat().st_mode) & 0o222 for path in [tree, *tree.rglob("*")])
+    assert store.install(pin, arguments=("--no-index",)) == tree
+    assert not list(tree.parent.glob(".installing*"))
+
+
+def test_any_changed_added_or_missing_file_is_noticed(tmp_path: Path, pin: PythonPin, index: Path) -> None:
+    store = Store(tmp_path / "store")
+    tree = store.install(pin, arguments=offline(index))
+    module, extra = tree / "tinyharness.py", tree / "sitecustomize.py"
+    tree.chmod(0o755)
+    extra.write_text("import os\n")
+    with pytest.raises(RuntimeTampered, match=r"sitecustomize\.py"):
+        store.verify(pin)
+    extra.unlink()
+    module.chmod(0o644)
+    module.write_text("VALUE = 2\n")
+    with pytest.raises(RuntimeTampered, match=r"tinyharness\.py"):
+        store.verify(pin)
+    with pytest.raises(RuntimeTampered, match=r"tinyharness\.py"):
+        store.verify(pin, deep=False)
+    module.unlink()
+    with pytest.raises(RuntimeTampered, match=r"tinyharness\.py"):
+        store.verify(pin, deep=False)
+    store.install(pin, again=True, arguments=offline(index))
+    assert store.verify(pin) == tree
+
+
+def test_a_package_with_other_bytes_is_not_installed(tmp_path: Path, pin: PythonPin, index: Path) -> None:
+    wheel(index, "VALUE = 'other'\n")
+    store = Store(tmp_path / "store")
+    with pytest.raises(RuntimeStoreError, match=r"tiny 1\.0 could not be fetched"):
+        store.install(pin, arguments=offline(index))
+    with pytest.raises(RuntimeMissing):
+        store.require(pin)
+    assert not list(store.tree(pin).parent.iterdir())
+
+
+def npm(directory: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program `npm` whose `pack` delivers `archive`."""
+    (directory / "package.tgz").write_bytes(archive)
+    program = directory / "npm"
+    program.write_text(f'#!/bin/sh\ncp {directory}/package.tgz "$4"/tool-1.0.tgz\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+
+def tgz(files: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(text), 0o755
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+def integrity(data: bytes) -> str:
+    return "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
+
+
+def test_an_npm_package_is_taken_only_with_the_pinned_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tgz({"package/tool": "#!/bin/sh\n", "package/package.json": "{}", "outside": "x", "package/../../escape": "x"})
+    npm(tmp_path, archive, monkeypatch)
+    store = Store(tmp_path / "store")
+    with pytest.raises(RuntimeStoreError, match="expected sha512-other; nothing was installed"):
+        store.install(NpmPin("tool", "1.0", "@some/tool", "sha512-other"))
+    archive = tgz({"package/tool": "#!/bin/sh\n", "package/package.json": "{}", "outside": "x"})
+    npm(tmp_path, archive, monkeypatch)
+    pin = NpmPin("tool", "1.0", "@some/tool", integrity(archive))
+    tree = store.install(pin)
+    assert sorted(path.name for path in tree.iterdir()) == ["package.json", "tool"]
+    assert (tree / "tool").stat().st_mode & 0o111
+    assert store.verify(pin) == tree
+
+
+def test_an_archive_that_leaves_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tgz({"package/../../escape": "x"})
+    npm(tmp_path, archive, monkeypatch)
+    with pytest.raises(RuntimeStoreError, match="cannot be unpacked"):
+        Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", integrity(archive)))
+    assert not (tmp_path / "escape").exists() and not (tmp_path / "store" / "escape").exists()
+
+
+def test_without_npm_the_message_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeStoreError, match=r"`npm` was not found; install Node\.js"):
+        Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", "sha512-x"))
