@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 from pathlib import Path
 
 from . import cgroups
@@ -24,7 +23,7 @@ def claim(base: Path) -> tuple[Path, int]:
     It appears under its name only when the lock is held, so that a sweep at the same time cannot take it for abandoned.
     """
     base.mkdir(parents=True, exist_ok=True)
-    token = f"{_PREFIX}{secrets.token_hex(6)}"
+    token = f"{_PREFIX}{os.urandom(6).hex()}"
     making = base.resolve() / f".{token}"
     making.mkdir(mode=0o700)
     (making / "mnt").mkdir(mode=0o700)

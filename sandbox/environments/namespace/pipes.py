@@ -7,9 +7,13 @@ import os
 
 
 class Collector:
-    """Keeps the first `limit` bytes that arrive on a pipe and reads away the rest, so that the writer never blocks on us."""
+    """Keeps the first `limit` bytes that arrive on a pipe and reads away the rest, so that the writer never blocks on us.
 
-    def __init__(self, limit: int) -> None:
+    With `cut` the pipe closes at the limit instead: the writer is ours and shall stop.
+    """
+
+    def __init__(self, limit: int, cut: bool = False) -> None:
+        self._cut = cut
         self._loop = asyncio.get_running_loop()
         self._read, self._write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read, False)
@@ -40,7 +44,10 @@ class Collector:
                 return
             room = self._limit - len(self._kept)
             self._kept += block[:room]
-            self.truncated = self.truncated or len(block) > room
+            if len(block) > room:
+                self.truncated = True
+                if self._cut:
+                    self._close()
 
     def _close(self) -> None:
         if self._open:

@@ -71,9 +71,11 @@ class Sandbox:
         limit = max_output if max_output is not None else self.spec.limits.output_kb << 10
         return await self._run(request, timeout_s, stdin, (limit, limit))
 
-    async def _run(self, request: dict[str, Any], timeout_s: float | None, stdin: bytes | None, limits: tuple[int, int]) -> ExecResult:
+    async def _run(
+        self, request: dict[str, Any], timeout_s: float | None, stdin: bytes | None, limits: tuple[int, int], cut: bool = False
+    ) -> ExecResult:
         source = memory_file(stdin) if stdin else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        out, err = Collector(limits[0]), Collector(limits[1])
+        out, err = Collector(limits[0], cut), Collector(limits[1])
         timed_out = False
         call: Call | None = None
         try:
@@ -149,15 +151,15 @@ class Sandbox:
 
     async def _pack(self, source: str, max_bytes: int, user: User) -> bytes:
         request = {"op": "pack", "path": source, "cwd": "/", "user": user}
-        result = await self._run(request, _TRANSFER_S, None, (max_bytes, 4096))
-        if result.return_code != 0:
-            raise SandboxError(f"cannot download {source}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
+        result = await self._run(request, _TRANSFER_S, None, (max_bytes, 4096), cut=True)
         if result.truncated:
             raise SandboxError(f"cannot download {source}: it is larger than {max_bytes} bytes")
+        if result.return_code != 0:
+            raise SandboxError(f"cannot download {source}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
         return result.stdout
 
     async def _pack_dead(self, layer: str, source: str, max_bytes: int) -> bytes:
-        out = Collector(max_bytes)
+        out = Collector(max_bytes, cut=True)
         try:
             call = await self._spawner.call({"op": "pack", "sandbox": self._number, "layer": layer, "path": source}, (out.writer,))
         finally:

@@ -15,14 +15,16 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from . import cgroups, kernel, rootfs, transfer
+from . import cgroups, kernel, owner, rootfs, transfer
 from .confine import ROOT_CAPABILITIES, Identity
 from .inside import MAX_PACKET, Init
 
 UID_BASE = 61000
 _TICK_S = 0.5
+_END_S = 10
 
 
 @dataclass
@@ -42,12 +44,13 @@ class _Sandbox:
 
 
 class Spawner:
-    def __init__(self, connection: socket.socket, state: str, rootless: bool, group: cgroups.Group | None, owner: int) -> None:
+    def __init__(self, connection: socket.socket, state: str, rootless: bool, group: cgroups.Group | None, owner_process: int) -> None:
         self._connection = connection
+        self._state = state
         self._mounts = f"{state}/mnt"
         self._rootless = rootless
         self._group = group
-        self._owner = owner
+        self._owner_process = owner_process
         self._poll = select.poll()
         self._sandboxes: dict[int, _Sandbox] = {}
         self._jobs: dict[int, int] = {}  # pid → request
@@ -67,32 +70,38 @@ class Spawner:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._poll.register(self._connection, select.POLLIN)
         self._poll.register(woken, select.POLLIN)
-        self._poll.register(self._owner, select.POLLIN)
+        self._poll.register(self._owner_process, select.POLLIN)
         while True:
             ready = [fd for fd, _ in self._poll.poll(_TICK_S * 1000 if self._sandboxes or self._leftover else None)]
             if woken in ready:
                 os.read(woken, 4096)
             for fd in ready:
-                if fd not in (woken, self._owner, self._connection.fileno()):
+                if fd not in (woken, self._owner_process, self._connection.fileno()):
                     self._hear(fd)
             self._reap()
             self._tick()
-            if self._owner in ready or (self._connection.fileno() in ready and not self._request()):
+            if self._owner_process in ready or (self._connection.fileno() in ready and not self._request()):
                 break
         self._end()
 
     def _end(self) -> None:
+        """Kill everything and remove every trace; what does not go in time stays recorded for the next sweep."""
         for sandbox in self._sandboxes.values():
             self._kill(sandbox)
-        while self._sandboxes or self._jobs:
-            pid, _ = os.waitpid(-1, 0)
-            self._jobs.pop(pid, None)
-            for slot in [slot for slot, sandbox in self._sandboxes.items() if sandbox.pid == pid]:
-                sandbox = self._sandboxes.pop(slot)
-                if sandbox.group:
-                    sandbox.group.remove()
-        if self._group:
-            self._group.remove()
+        self._leftover += [sandbox.group for sandbox in self._sandboxes.values() if sandbox.group]
+        self._leftover += [self._group] if self._group else []
+        dying = {sandbox.pid for sandbox in self._sandboxes.values() if sandbox.pid} | self._jobs.keys()
+        deadline = time.monotonic() + _END_S
+        while (dying or self._leftover) and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
+                    dying.discard(pid)
+            self._leftover = [group for group in self._leftover if not group.remove()]
+            if dying or self._leftover:
+                time.sleep(0.005)
+        kernel.unmount(self._mounts)
+        if not self._leftover:
+            owner.remove(Path(self._state))
 
     # ---------------------------------------------------------------- requests
 
@@ -389,7 +398,7 @@ def _enter_user_namespace() -> None:
 def main(descriptor: int, state: str, rootless: bool, record: int) -> None:
     """Entry point of the spawner's process. `record` is the locked owner record of `state`: it stays locked while this process lives."""
     connection = socket.socket(fileno=descriptor)
-    owner = os.pidfd_open(os.getppid())
+    owner_process = os.pidfd_open(os.getppid())
     try:
         group = cgroups.find(os.path.basename(state))
         os.pwrite(record, json.dumps({"cgroups": group.paths if group else {}}).encode(), 0)
@@ -398,7 +407,7 @@ def main(descriptor: int, state: str, rootless: bool, record: int) -> None:
         else:
             kernel.unshare(kernel.NEWNS)
         kernel.make_private("/")
-        spawner = Spawner(connection, state, rootless, group, owner)
+        spawner = Spawner(connection, state, rootless, group, owner_process)
     except OSError as error:
         connection.send(json.dumps({"id": 0, "error": str(error)}).encode())
         return

@@ -273,6 +273,19 @@ async def test_planted_links_lead_nowhere_on_the_host(place: Place) -> None:
 
 
 @contract
+async def test_sparse_files_do_not_hold_the_host_up(place: Place) -> None:
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/logs/agent"),)))
+    assert (await sandbox.exec("truncate -s 1T huge")).return_code != 0
+    await sandbox.exec("for i in $(seq 2000); do truncate -s 15M s$i /logs/agent/s$i; done")
+    with pytest.raises(SandboxError, match="larger than"):
+        await sandbox.download("/logs/agent", place.root / "out", max_bytes=1 << 20)
+    await sandbox.kill()
+    with pytest.raises(SandboxError, match="larger than"):
+        await sandbox.changes(max_bytes=1 << 20)
+    await sandbox.destroy()
+
+
+@contract
 async def test_mounts_are_read_only_and_at_their_place(place: Place) -> None:
     runtime = place.tree(tool__main_py="print('from the runtime')")
     sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, mounts=(RoMount(runtime), RoMount(runtime / "tool/main.py", "/opt/one.py"))))
