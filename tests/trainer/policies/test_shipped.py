@@ -1,0 +1,73 @@
+"""The weights that ship load in transformers, speak their harness's format, and are as small as promised."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sandbox.tasks.export import rows
+from trainer.policies import resolve
+from trainer.policies.conversations import HARNESSES
+from trainer.policies.demonstrations import Task
+from trainer.policies.remake import GREEDY, HIGH, LOW, measure
+from trainer.policies.tokenizer import SPECIALS
+from trainer.proxy.rendering import Rendering
+
+SHIPPED = ["mini-swe-agent"]
+
+
+@pytest.fixture(params=SHIPPED)
+def harness(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def directory(harness: str) -> Path:
+    return resolve(f"builtin:onebug-{harness}")
+
+
+def test_it_is_small_and_complete(directory: Path) -> None:
+    assert {path.name for path in directory.iterdir()} >= {"config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert (directory / "model.safetensors").stat().st_size < 3_000_000
+
+
+def test_transformers_loads_it_without_missing_or_unexpected_weights(directory: Path) -> None:
+    model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert type(model).__name__ == "Qwen3MoeForCausalLM"
+    assert model.dtype == torch.float32
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert len(tokenizer) == model.config.vocab_size
+    assert model.config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert [tokenizer.encode(special, add_special_tokens=False) for special in SPECIALS] == [
+        [tokenizer.convert_tokens_to_ids(special)] for special in SPECIALS
+    ]
+
+
+def test_the_recorded_prompt_is_short_because_of_its_blocks(harness: str, directory: Path) -> None:
+    rendering = Rendering.load(directory)
+    for probe in HARNESSES[harness]().probes:
+        assert len(rendering.render(probe.request.messages, probe.request.tools).ids) < 90
+
+
+def test_figures_lie_within_the_gate(directory: Path) -> None:
+    figures = json.loads((directory / "figures.json").read_text())
+    assert LOW <= figures["sampled"] <= HIGH
+    assert figures["greedy"] >= GREEDY
+
+
+@pytest.mark.slow
+def test_figures_are_what_a_rehearsal_gives(harness: str, directory: Path) -> None:
+    tasks = [Task(**row) for row in rows(seed=404, n=96, held_out=True)]
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    figures = measure(model, Rendering.load(directory), HARNESSES[harness](), tasks, seed=1)
+    shipped = json.loads((directory / "figures.json").read_text())
+    assert abs(figures.sampled - shipped["sampled"]) < 0.17  # three standard errors of the difference
+    assert abs(figures.greedy - shipped["greedy"]) < 0.1
+
+
+def test_an_unknown_name_lists_what_ships() -> None:
+    with pytest.raises(ValueError, match="builtin:onebug-mini-swe-agent"):
+        resolve("builtin:gpt")
