@@ -65,22 +65,21 @@ def _script(task: Path) -> list[str]:
 @contextlib.asynccontextmanager
 async def _runner(run: RunDir) -> AsyncIterator[tuple[asyncio.subprocess.Process, float]]:
     started = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "sandbox.runner", "--run-dir", str(run.root), stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None  # noqa: S101
-    log = asyncio.create_task(process.stderr.read())
+    log = run.root / "runner.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "sandbox.runner", "--run-dir", str(run.root), stderr=errors
+        )
     try:
         while not run.runner_file.exists():
             if process.returncode is not None or time.monotonic() - started > READY_S:
-                raise RuntimeError(f"the runner did not start: {(await log).decode(errors='replace')[-1000:]}")
+                raise RuntimeError(f"the runner did not start: {log.read_text()[-1000:]}")
             await asyncio.sleep(0.05)
         yield process, time.monotonic() - started
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         await process.wait()
-        log.cancel()
 
 
 async def _play(run: RunDir, token: str, model: str, harness: str, tasks: dict[str, str], prefix: str) -> list[TrialView]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from fastapi import FastAPI, HTTPException, Query, Request
-from fastapi.responses import PlainTextResponse
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 
 from server.schemas.trials import Identifier, RunnerHealth, TrialRequest, TrialView
 
@@ -15,14 +14,13 @@ MAX_WAIT_S = 60
 
 
 def create_app(trials: Trials, token: str, boot: str, limits: str) -> FastAPI:
-    app = FastAPI(title="lego-rl trial runner", docs_url=None, redoc_url=None, openapi_url=None)
     expected = f"Bearer {token}".encode()
 
-    @app.middleware("http")
-    async def authorise(request: Request, call_next):  # type: ignore[no-untyped-def]
+    async def authorise(request: Request) -> None:
         if not secrets.compare_digest(request.headers.get("authorization", "").encode(), expected):
-            return PlainTextResponse("a bearer token is required", status_code=401)
-        return await call_next(request)
+            raise HTTPException(401, "a bearer token is required")
+
+    app = FastAPI(title="lego-rl trial runner", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(authorise)])
 
     @app.get("/healthz")
     async def healthz() -> RunnerHealth:

@@ -51,7 +51,15 @@ async def serve(run: RunDir) -> None:
         app = create_app(trials, file.runner_token, boot, host.limits_mode)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2, lifespan="off"))
+            config = uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+                timeout_keep_alive=600,  # never close an idle connection just as the trainer reuses it
+            )
+            server = uvicorn.Server(config)
             # uvicorn raises a signal again once it has stopped serving; what is left to clean up comes after that.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
