@@ -62,7 +62,8 @@ class Supervisor:
                 continue
             self._quick_deaths = self._quick_deaths + 1 if time.monotonic() - runner_started < QUICK_DEATH_S else 1
             if self._quick_deaths > MAX_QUICK_DEATHS:
-                reason = f"the runner died {self._quick_deaths} times in a row, last with exit code {runner.returncode}"
+                last = next(iter(self._tail("runner", 1)), "it said nothing")
+                reason = f"the runner died {self._quick_deaths} times in a row, last with exit code {runner.returncode}: {last}"
                 break
             log.warning("the runner ended with exit code %s, starting it again", runner.returncode)
             self._clear_runner()
@@ -76,7 +77,7 @@ class Supervisor:
         self._end(runner, "runner")
         kill_marked(f"{self._launch.run_id}/runner")
         kill_marked(f"{self._launch.run_id}/trainer")
-        return ExitFile(trainer=code, runner_restarts=self._restarts, stopped=stopped, tail=self._tail() if code else [], reason=reason)
+        return ExitFile(trainer=code, runner_restarts=self._restarts, stopped=stopped, tail=self._tail("trainer", TAIL_LINES) if code else [], reason=reason)
 
     def _start(self, role: str, command: list[str]) -> subprocess.Popen[bytes]:
         # Without byte code on disk every worker of the trainer compiles thousands of modules again.
@@ -113,9 +114,9 @@ class Supervisor:
         log.info("%s ended with exit code %s", role, process.returncode)
         return process.wait()
 
-    def _tail(self) -> list[str]:
-        text = (self._run.logs / "trainer.log").read_bytes()[-64 * 1024 :].decode(errors="replace")
-        return text.splitlines()[-TAIL_LINES:]
+    def _tail(self, role: str, lines: int) -> list[str]:
+        text = (self._run.logs / f"{role}.log").read_bytes()[-64 * 1024 :].decode(errors="replace")
+        return text.splitlines()[-lines:]
 
 
 def record(run: RunDir, pid: int, role: str) -> None:

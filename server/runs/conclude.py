@@ -54,7 +54,9 @@ def conclude(facts: Facts) -> Conclusion:
     said = facts.reported.removeprefix(f"{RunState.FAILED}: ") if facts.reported.startswith(RunState.FAILED) else ""
     first = facts.first_error if facts.first_error not in said else ""
     detail = "; first error in its log: ".join(filter(None, (said, first))) or "its log names no error"
-    return Conclusion(RunState.FAILED, reason, f"{reason}: {detail} (trainer.log)")
+    # A reason of the supervisor's own is not the trainer's doing.
+    problem = redact(reason) if exit and exit.reason else f"{reason}: {detail} (trainer.log)"
+    return Conclusion(RunState.FAILED, reason, problem)
 
 
 def first_error(log: Path) -> str:
