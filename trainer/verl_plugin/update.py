@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.schemas.outcome import Failed
+from trainer.capture.sample import Sample
 from trainer.learning.accounting import TokenAccount, rollout_account, step_account
 from trainer.learning.advantages import Normaliser, group_advantages
 from trainer.learning.minibatches import partition
@@ -105,9 +106,16 @@ def _metrics(played: Sequence[PlayedGroup], account: TokenAccount, without_signa
         "lego/trained_tokens": account.trained,
         "lego/turns/mean": sum(rollout.turns for rollout in rollouts) / max(1, len(rollouts)),
     }
+    missing = sum(_missing_routes(sample) for rollout in rollouts for sample in rollout.samples if sample.routes is not None)
+    metrics |= {"lego/routing/missing": missing}
     metrics |= {f"lego/excluded_tokens/{reason}": number for reason, number in account.excluded.items()}
     metrics |= {f"lego/failed/{cause}": number for cause, number in failed.items()}
     metrics |= {f"lego/no_signal/{reason}": number for reason, number in without_signal.items()}
     if rewards:
         metrics["lego/reward/mean"] = sum(rewards) / len(rewards)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _missing_routes(sample: Sample) -> int:
+    """Tokens without a recorded route, which are routed natively; the last token of a branch never has one and is not counted."""
+    return len(sample.routed) - 1 - int(sample.routed.sum())

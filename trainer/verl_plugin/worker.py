@@ -46,9 +46,9 @@ class CpuWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def routing_counts(self) -> dict[str, float]:
-        """Rows of expert routes since the last call: replayed, changed by it, and routed natively for want of a record."""
+        """(token, layer) rows since the last call that were replayed, and those of them that would have gone elsewhere by themselves."""
         counts = self.actor.engine.replay.take()
-        return {f"lego/routing/{name}": float(getattr(counts, name)) for name in ("replayed", "changed", "native")}
+        return {"lego/routing/replayed": float(counts.replayed), "lego/routing/changed": float(counts.changed)}
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.schemas.events import Event, StepBody
+from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
+from server.schemas.spool import Reporter
+from server.schemas.states import Phase
+from trainer.rollout.groups import Group
+from trainer.rollout.manager import PlayedGroup
+from trainer.rollout.trial import Rollout
+from trainer.verl_plugin.metrics import ReportingSink, fidelity_metrics, step_line, update_metrics
+from trainer.verl_plugin.stop import TooManyFailures, check_failures
+
+
+def played(failures: int, size: int = 4) -> list[PlayedGroup]:
+    broken = Failed(stage=Stage.SANDBOX_SETUP, cause=Cause.SANDBOX_SETUP, detail="mount:\n  no space left on device")
+    fine = Scored(reward=1, termination=Termination.COMPLETED)
+    members = [Rollout(f"s001-t-{i}", i, broken if i < failures else fine, [], 0, 1) for i in range(size)]
+    return [PlayedGroup(Group("s001-t", 1, Phase.TRAIN, "t", "h", size, "u"), members)]
+
+
+def test_as_many_failures_as_allowed_are_no_reason_to_stop() -> None:
+    check_failures(played(2), "step 1", 0.5)
+    check_failures(played(4), "step 1", 1.0)
+
+
+def test_more_stop_the_run_and_say_why() -> None:
+    with pytest.raises(TooManyFailures) as stopped:
+        check_failures(played(3), "step 1", 0.5)
+    assert str(stopped.value) == (
+        "3 of 4 trials of step 1 failed (sandbox_setup 3), more than monitors.failed_share = 0.5 allows."
+        " s001-t-0: mount: no space left on device. Mend the cause and start a new run"
+    )
+
+
+def test_steps_are_reported_and_shown(tmp_path: Path) -> None:
+    reporter = Reporter("http://127.0.0.1:1", "r", "t", "trainer", tmp_path)
+    said: list[str] = []
+    sink = ReportingSink(reporter, said.append, steps=3)
+    sink.log({"val-core/lego/resolved": 0.2}, 0)
+    sink.log({"lego/reward/mean": np.float32(0.5), "lego/trials": 64, "actor/note": "text"}, 1)
+    reporter.close(0)
+    bodies = [Event.model_validate_json(line).body for line in (tmp_path / "trainer.jsonl").read_text().splitlines()]
+    assert bodies == [StepBody(step=1, metrics={"lego/reward/mean": 0.5, "lego/trials": 64.0})]
+    assert said == ["step 1/3  reward 0.500  64 trials, 0 failed  0 of 0 groups with signal  0 tokens trained  0.0 s"]
+
+
+def test_a_step_without_scored_trials_has_a_line_too() -> None:
+    assert step_line({"lego/trials": 4.0, "lego/failed": 4.0}, 2, 9).startswith("step 2/9  4 trials, 4 failed")
+
+
+def test_update_metrics_weigh_rollouts_not_mini_batches() -> None:
+    steps = [
+        {"rollouts": 3.0, "clipped": 0.0, "abs_log_ratio": 0.0, "loss": 1.0, "grad_norm": 2.0},
+        {"rollouts": 1.0, "clipped": 1.0, "abs_log_ratio": 0.4, "loss": 3.0, "grad_norm": 4.0},
+    ]
+    assert update_metrics(steps) == {
+        "lego/optimizer_steps": 2.0,
+        "actor/loss": 2.0,
+        "actor/grad_norm": 3.0,
+        "actor/clip_fraction": 0.25,
+        "actor/abs_log_ratio": pytest.approx(0.1),
+        "actor/abs_log_ratio_last": 0.4,
+    }
+
+
+def test_fidelity_looks_at_trained_tokens_only() -> None:
+    mask = np.array([1, 1, 1, 0])
+    found = fidelity_metrics(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask)
+    assert found["lego/fidelity/tokens"] == 3 and found["lego/fidelity/max_abs"] == pytest.approx(0.1)
+    assert math.isnan(fidelity_metrics(mask, mask, np.zeros(4))["lego/fidelity/pearson"])
