@@ -38,7 +38,7 @@ async def run(harness: Harness, runtimes: Path, n: int, concurrency: int) -> dic
             {
                 "model": {"path": "builtin:none"},
                 "harnesses": [harness.model_dump()],
-                "data": {"family": "onebug", "train_tasks": min(n, 64), "held_out_tasks": 1},
+                "data": {"family": "onebug", "train_tasks": max(1, n // 8), "held_out_tasks": 1},
                 "sandbox": {"concurrency": concurrency},
             }
         )

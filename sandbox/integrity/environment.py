@@ -18,6 +18,7 @@ from sandbox.environments.harbor_env import NamespaceEnvironment
 from sandbox.environments.namespace.archive import Change
 from sandbox.environments.namespace.channel import SandboxError, SandboxLost
 from sandbox.environments.namespace.spec import UsageReport
+from sandbox.tasks.lean import full_task
 
 from .changes import MAX_BYTES, Step, dump, load
 
@@ -34,6 +35,12 @@ class TrialEnvironment(NamespaceEnvironment):
     changes: list[Change] | None = None
     diff: list[Step] | None = None
     """In the verifier's environment: what the agent changed."""
+
+    @property
+    @override
+    def _workspace(self) -> Path:
+        """The pristine tree of the task that Harbor's lean twin stands for."""
+        return full_task(self.environment_dir.parent) / "environment" / "workspace"
 
     async def seal(self) -> None:
         """Kill, count and collect. Raises AgentBrokeTree, or SandboxLost when the machinery is gone."""

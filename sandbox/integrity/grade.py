@@ -16,6 +16,7 @@ from harbor.verifier.base import BaseVerifier
 
 from sandbox.environments.namespace.channel import SandboxError
 from sandbox.harnesses.warm import interpreter
+from sandbox.tasks.lean import full_task
 from server.schemas.rundir import write_atomic
 
 from .changes import Step
@@ -46,7 +47,7 @@ class Grader(BaseVerifier):
     async def _grade_once(self) -> Verdict:
         if self.environment.diff is None:
             return Verdict(grade=Grade.NOT_RUN, detail="the agent's diff did not arrive in the grading sandbox")
-        check = (self.task.paths.tests_dir / CHECK).read_text(encoding="utf-8")
+        check = (full_task(self.task.paths.task_dir) / "tests" / CHECK).read_text(encoding="utf-8")
         return await grade(self.environment, self.environment.diff, check)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tomllib
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
 from sandbox.integrity.grade import VERDICT_FILE
 from sandbox.integrity.verdict import Verdict
+from sandbox.tasks.lean import lean_twin
 from server.schemas.outcome import Stage
 from server.schemas.runspec import RunSpec
 from server.schemas.trials import TrialRequest
@@ -51,8 +53,8 @@ class Room:
     agents: dict[str, type[HarnessAgent]]
 
 
-def trial_config(room: Room, request: TrialRequest, name: str, build_timeout_s: float) -> TrialConfig:
-    """`build_timeout_s` is the task's own, which Harbor lets us scale only."""
+def trial_config(room: Room, request: TrialRequest, name: str, twin: Path) -> TrialConfig:
+    """`twin` is the lean twin of the request's task."""
     launcher, agent = room.launchers[request.harness], room.agents[request.harness]
     budgets = request.budgets
     address = urlsplit(request.proxy.url)
@@ -64,7 +66,7 @@ def trial_config(room: Room, request: TrialRequest, name: str, build_timeout_s: 
     mounts = [{"type": "bind", "source": str(launcher.tree), "target": str(launcher.tree), "read_only": True}] if launcher.tree else []
     grade_timeouts = room.spec.capture.timeout == "grade"
     return TrialConfig(
-        task=TaskConfig(path=room.tasks / request.split / request.task),
+        task=TaskConfig(path=twin),
         trial_name=name,
         trials_dir=room.trials,
         agent=AgentConfig(
@@ -73,7 +75,7 @@ def trial_config(room: Room, request: TrialRequest, name: str, build_timeout_s: 
             override_setup_timeout_sec=budgets.agent_setup_s,
         ),
         environment=EnvironmentConfig(import_path=_ENVIRONMENT, kwargs=kwargs, mounts=mounts),
-        environment_build_timeout_multiplier=budgets.sandbox_setup_s / build_timeout_s,
+        environment_build_timeout_multiplier=budgets.sandbox_setup_s / _build_timeout(twin),
         verifier=VerifierConfig(import_path=_GRADER, override_timeout_sec=budgets.verifier_s),
         artifacts=["/workspace"],
         override_error_policy={
@@ -95,10 +97,15 @@ class Attempt:
     started: bool = False
     exit_code: int | None = None
 
+    @property
+    def task(self) -> Path:
+        return self.room.tasks / self.request.split / self.request.task
+
     async def run(self) -> Facts:
         self._enter(Stage.SANDBOX_SETUP)
         try:
-            trial = await Trial.create(trial_config(self.room, self.request, self.name, self._build_timeout()))
+            twin = await asyncio.to_thread(lean_twin, self.task)
+            trial = await Trial.create(trial_config(self.room, self.request, self.name, twin))
             agent, environment = trial.agent, trial.agent_environment
             assert isinstance(agent, HarnessAgent)  # noqa: S101 -- by the import paths above
             assert isinstance(environment, TrialEnvironment)  # noqa: S101
@@ -118,7 +125,7 @@ class Attempt:
     def _rollout(self) -> Rollout:
         return Rollout(
             launcher=self.room.launchers[self.request.harness],
-            task=self.room.tasks / self.request.split / self.request.task,
+            task=self.task,
             proxy=self.request.proxy,
             on_setup=lambda: self._enter(Stage.AGENT_SETUP),
             on_start=self._start,
@@ -146,10 +153,6 @@ class Attempt:
         path = self.room.trials / self.name / "verifier" / VERDICT_FILE
         return Verdict.model_validate_json(path.read_bytes()) if path.exists() else None
 
-    def _build_timeout(self) -> float:
-        text = (self.room.tasks / self.request.split / self.request.task / "task.toml").read_text(encoding="utf-8")
-        return float(tomllib.loads(text).get("environment", {}).get("build_timeout_sec", 600))
-
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self.observer.enter(stage)
@@ -166,6 +169,12 @@ class Attempt:
                 await then()
 
         return hook
+
+
+def _build_timeout(task: Path) -> float:
+    """The task's own, which Harbor lets us scale only."""
+    text = (task / "task.toml").read_text(encoding="utf-8")
+    return float(tomllib.loads(text).get("environment", {}).get("build_timeout_sec", 600))
 
 
 def _forget_loggers(trial_name: str) -> None:
