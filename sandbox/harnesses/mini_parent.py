@@ -59,6 +59,7 @@ def main() -> None:
         sys.exit("the warm parent is not single-threaded: its forks could deadlock")
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # rollouts are short; a collection touches, and so copies, much of what they share
     control.send(b"ready")
     _serve(control, config, enter, _import_path(tree))
 

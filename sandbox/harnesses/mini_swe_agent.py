@@ -42,7 +42,8 @@ class MiniSweAgent(HarnessAgent):
         launcher = await super().prepare(harness, store)
         if harness.start == "warm_fork":
             assert launcher.tree is not None  # noqa: S101 -- this harness has a pin
-            launcher.parent = await WarmParent.start(_PROGRAM, launcher.tree)
+            launcher.parent = WarmParent(_PROGRAM, launcher.tree)
+            await launcher.parent.ensure()
         return launcher
 
     @override

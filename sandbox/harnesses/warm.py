@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+
+from sandbox.environments.namespace.enter import ForkTarget
 
 OUTPUT_LIMIT = 64 * 1024
 _REPOSITORY = Path(__file__).parents[2]
@@ -45,55 +49,33 @@ class WarmRollout:
 
 
 class WarmParent:
-    """A process that has imported a harness. `program` speaks the protocol of `mini_parent.py`."""
+    """A process that has imported a harness. `program` speaks the protocol of `mini_parent.py`. Started again when it dies."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
-        self.process = process
-        self._control = control
+    def __init__(self, program: Path, tree: Path) -> None:
+        self._program = program
+        self._tree = tree
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
 
-    @classmethod
-    async def start(cls, program: Path, tree: Path, timeout_s: float = 120) -> WarmParent:
-        """Start and wait until it is warm. Its environment is empty: no address and no key of this process reaches it."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        command = [interpreter(), "-I", "-B", str(program), str(tree), str(_REPOSITORY), str(theirs.fileno())]
-        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "MSWEA_GLOBAL_CONFIG_DIR": "/tmp"}  # noqa: S108
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=environ,
-            cwd="/",
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        theirs.close()
-        try:
-            async with asyncio.timeout(timeout_s):
-                ready = await asyncio.get_running_loop().sock_recv(ours, 64)
-        except TimeoutError:
-            ready = b""
-        if ready != b"ready":
-            if process.returncode is None:
-                process.kill()
-            words = (await process.stderr.read() if process.stderr else b"").decode(errors="replace").strip()
-            await process.wait()
-            ours.close()
-            raise WarmStartError(f"the warm parent of {tree.parent.name} did not start: {words[-800:] or f'no answer in {timeout_s} s'}")
-        return cls(process, ours)
+    async def ensure(self, timeout_s: float = 120) -> socket.socket:
+        """The control socket of a parent that is warm. Raises WarmStartError."""
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None or self._control is None:
+                await self.stop()
+                self._process, self._control = await _start(self._program, self._tree, timeout_s)
+            return self._control
 
-    async def fork(self, target: Any, order: dict[str, Any]) -> WarmRollout:
-        """Fork a rollout into `target` (a ForkTarget). `order` goes to the child alone."""
-        if self.process.returncode is not None:
-            raise WarmStartError(f"the warm parent died (exit {self.process.returncode})")
+    async def fork(self, target: ForkTarget, order: dict[str, Any]) -> WarmRollout:
+        """Fork a rollout into `target`. `order` goes to the child alone."""
+        control = await self.ensure()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         reader, writer = os.pipe()
         try:
             target.send(ours)
             ours.send(json.dumps(order).encode())
-            socket.send_fds(self._control, [b"rollout"], [theirs.fileno(), writer])
+            socket.send_fds(control, [b"rollout"], [theirs.fileno(), writer])
         except OSError as error:
             ours.close()
             os.close(reader)
@@ -104,10 +86,45 @@ class WarmParent:
         return WarmRollout(ours, reader)
 
     async def stop(self) -> None:
-        self._control.close()
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+
+async def _start(program: Path, tree: Path, timeout_s: float) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Start a parent and wait until it is warm. Its environment is empty: no address and no key of this process reaches it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    command = [interpreter(), "-I", "-B", str(program), str(tree), str(_REPOSITORY), str(theirs.fileno())]
+    with tempfile.TemporaryDirectory(prefix="lego-warm-") as home, tempfile.TemporaryFile() as errors:
+        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8"}
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env=environ,
+                cwd="/",
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        ready = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                ready = await asyncio.get_running_loop().sock_recv(ours, 64)
+        if ready == b"ready":
+            return process, ours
+        ours.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        errors.seek(0)
+        words = errors.read().decode(errors="replace").strip()
+    raise WarmStartError(f"the warm parent of {tree.parent.name} did not start: {words[-800:] or f'no answer in {timeout_s:g} s'}")
 
 
 def interpreter() -> str:

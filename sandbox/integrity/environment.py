@@ -85,8 +85,11 @@ class TrialEnvironment(NamespaceEnvironment):
 
     @override
     async def service_download_file(self, source_path: str, target_path: Path | str, *, service: str | None = None) -> None:
+        target = Path(target_path)
         if source_path == self.workdir and self.changes is not None:
-            await asyncio.to_thread(Path(target_path).write_text, dump(self.changes))
+            await asyncio.to_thread(target.write_text, dump(self.changes))
+        elif target.is_dir():  # noqa: ASYNC240
+            target.rmdir()  # noqa: ASYNC240 -- Harbor made it empty; it would be packed, staged and sent on for nothing
 
     @override
     async def empty_dirs(self, dirs: Sequence[str | PurePosixPath], *, chmod: bool = True) -> ExecResult | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import tomllib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Attempt:
     async def run(self) -> Facts:
         self._enter(Stage.SANDBOX_SETUP)
         try:
+            # What an earlier runner left under this name says nothing about this attempt.
+            await asyncio.to_thread(shutil.rmtree, self.room.trials / self.name, ignore_errors=True)
             twin = await asyncio.to_thread(lean_twin, self.task)
             trial = await Trial.create(trial_config(self.room, self.request, self.name, twin))
             agent, environment = trial.agent, trial.agent_environment
@@ -147,7 +150,13 @@ class Attempt:
             fault=fault,
             tree_broken=words if kind == AgentBrokeTree.__name__ else "",
             verdict=self._verdict() if graded else None,
+            evidence=self._log_tail() if error else [],
         )
+
+    def _log_tail(self) -> list[str]:
+        """The end of Harbor's log of this trial."""
+        path = self.room.trials / self.name / "trial.log"
+        return path.read_text(errors="replace").splitlines()[-5:] if path.exists() else []
 
     def _verdict(self) -> Verdict | None:
         path = self.room.trials / self.name / "verifier" / VERDICT_FILE

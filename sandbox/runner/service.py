@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -65,11 +65,34 @@ async def serve(run: RunDir) -> None:
                 signal.signal(number, lambda *_: None)
             write_atomic(run.runner_file, RunnerFile(url=url, pid=os.getpid(), boot=boot).model_dump_json())
             log.info("ready at %s after %.1f s, limits by %s", url, time.monotonic() - started, host.limits_mode)
-            try:
-                await server.serve([listener])
-            finally:
-                await trials.cancel_all()
-                await asyncio.to_thread(reporter.close, 2)
+            lost = asyncio.Event()
+            with _watched(host.pid, lost):
+                watcher = asyncio.create_task(_stop_when(lost, server))
+                try:
+                    await server.serve([listener])
+                finally:
+                    watcher.cancel()
+                    await trials.cancel_all()
+                    await asyncio.to_thread(reporter.close, 2)
+            if lost.is_set():
+                raise NotReady("the sandbox spawner died; its sandboxes are gone and the runner ends, to be started again")
+
+
+@contextlib.contextmanager
+def _watched(pid: int, ended: asyncio.Event) -> Iterator[None]:
+    """Set `ended` when the process ends."""
+    loop, fd = asyncio.get_running_loop(), os.pidfd_open(pid)
+    loop.add_reader(fd, ended.set)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+async def _stop_when(lost: asyncio.Event, server: uvicorn.Server) -> None:
+    await lost.wait()
+    server.should_exit = True
 
 
 def _load(run: RunDir) -> RunFile:

@@ -180,6 +180,19 @@ def test_a_killed_runner_leaves_nothing_and_the_next_one_goes_on() -> None:
     with_runner(MINI_SWE_AGENT, "warm_fork", body)
 
 
+def test_a_dead_warm_parent_is_replaced_and_a_dead_spawner_ends_the_runner() -> None:
+    async def body(room: Runner) -> None:
+        children = {child: " ".join(child.cmdline()) for child in psutil.Process(room.process.pid).children()}
+        (parent,) = [child for child, line in children.items() if "mini_parent.py" in line]
+        (spawner,) = [child for child in children if child != parent]
+        parent.kill()
+        assert reward(await room.trial(MINI_SWE_AGENT.name, "solve")) == 1
+        spawner.kill()
+        assert await room.process.wait() == 1
+
+    with_runner(MINI_SWE_AGENT, "warm_fork", body)
+
+
 @pytest.mark.claude
 def test_claude_code_solves_and_fails_by_what_the_model_says() -> None:
     async def body(room: Runner) -> None:

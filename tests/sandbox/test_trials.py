@@ -1,14 +1,17 @@
 """Whole trials in real sandboxes with an agent that plays a script: what earns a reward, and what an agent can do about it."""
 
 import asyncio
+import os
 
 import pytest
 
+from sandbox.environments.namespace.preflight import problems
 from sandbox.integrity.verdict import Grade
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import decide
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 from server.schemas.tasks import TRAIN
+from tests.sandbox.environments.contract import as_ordinary_user
 
 from .cheats import CHEATS, KILLS_THE_GRADER
 from .support import Stages, in_room, needs_sandbox, play, request, solution, spec
@@ -25,6 +28,20 @@ def test_a_cheat_scores_zero(cheat: str) -> None:
         assert outcome.reward == 0
 
     in_room(body)
+
+
+def test_no_cheat_works_for_an_ordinary_users_runner_either() -> None:
+    """Without root: user namespaces, and limits per process."""
+
+    async def body(room: Room) -> None:
+        for number, (name, cheat) in enumerate(CHEATS.items()):
+            outcome = decide((await play(room, cheat, trial_id=f"t{number}"))[0])
+            assert isinstance(outcome, Scored) and outcome.reward == 0, (name, outcome)
+        assert decide((await play(room, solution(room), trial_id="solved"))[0]) == Scored(reward=1, termination=Termination.COMPLETED)
+
+    if found := problems("rootless"):
+        pytest.skip("; ".join(found))
+    as_ordinary_user(lambda: in_room(body)) if os.geteuid() == 0 else in_room(body)
 
 
 def test_a_cheat_beside_the_real_fix_does_not_cost_the_reward() -> None:
