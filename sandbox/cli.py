@@ -14,6 +14,7 @@ import click
 
 from sandbox.harnesses.pins import PINS, Pin
 from sandbox.harnesses.store import RuntimeMissing, RuntimeStoreError, Store
+from sandbox.runner import quiet
 from server.schemas.datadir import DataDir, default_data_dir
 from server.schemas.runspec import Harness
 
@@ -145,14 +146,18 @@ def bench_sandbox(n: int, concurrency: int, as_json: bool) -> None:
     click.echo(json.dumps(figures) if as_json else "\n".join(f"{key}: {value}" for key, value in figures.items()))
 
 
+_spec = click.option(
+    "--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A RunSpec, JSON."
+)
+_tasks = click.option("--tasks", default=2, show_default=True, type=click.IntRange(min=1), help="Tasks of each split.")
+
+
 @main.command("selftest")
-@click.option("--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A RunSpec, JSON.")
-@click.option("--tasks", default=2, show_default=True, type=click.IntRange(min=1), help="Tasks of each split.")
+@_spec
+@_tasks
 @_json
 def selftest(spec_file: Path, tasks: int, as_json: bool) -> None:
     """Grade sampled tasks with their own solution, with nothing done and with a cheat, in real sandboxes."""
-    from sandbox.runner import quiet
-
     quiet()
     from sandbox.runner.selftest import selftest as grade
     from server.schemas.runspec import RunSpec
@@ -162,6 +167,63 @@ def selftest(spec_file: Path, tasks: int, as_json: bool) -> None:
     click.echo(facts.model_dump_json() if as_json else "\n".join([*lines, *facts.problems, f"limits by {facts.limits_mode or 'nothing'}"]))
     good = all(row.reward == 1 for row in facts.oracle) and all(row.reward == 0 for row in facts.noop) and not facts.problems
     sys.exit(0 if good or as_json else 1)
+
+
+@main.command("redteam")
+@_spec
+@_tasks
+@_json
+def redteam(spec_file: Path, tasks: int, as_json: bool) -> None:
+    """Try to earn rewards without solving tasks. Exit status 1 when any attempt does, or escapes its zero."""
+    quiet()
+    from sandbox.runner.selftest import redteam as attack
+    from sandbox.runner.service import NotReady
+    from server.schemas.runspec import RunSpec
+
+    try:
+        table = asyncio.run(attack(RunSpec.model_validate_json(spec_file.read_bytes()), tasks))
+    except NotReady as error:
+        raise click.ClickException(str(error)) from error
+    lines = (f"{name:46} {' '.join(found.values())}" for name, found in table.items())
+    click.echo(json.dumps(table) if as_json else "\n".join(lines))
+    sys.exit(any(result != "0" for found in table.values() for result in found.values()))
+
+
+@main.group()
+def tasks() -> None:
+    """Task directories."""
+
+
+@tasks.command("check")
+@click.argument("directories", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def tasks_check(directories: tuple[Path, ...]) -> None:
+    """Say whether directories in Harbor's task format can be run and graded here."""
+    from sandbox.tasks.prepare import TaskError, check_task
+
+    problems = 0
+    for directory in directories:
+        try:
+            click.echo(f"{check_task(directory).task}: can be run")
+        except TaskError as error:
+            problems += 1
+            click.echo(str(error))
+    sys.exit(problems > 0)
+
+
+@tasks.command("make")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--n", default=8, show_default=True, type=click.IntRange(min=1))
+@click.option("--held-out", is_flag=True, help="Tasks of the held-out split.")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+def tasks_make(seed: int, n: int, held_out: bool, directory: Path) -> None:
+    """Write tasks of the family `onebug` below a new directory."""
+    from sandbox.tasks.onebug import generate
+
+    if directory.exists():
+        raise click.ClickException(f"{directory} exists; name a new directory")
+    for task in generate(seed, n, held_out):
+        task.write(directory / task.name)
+    click.echo(f"{n} tasks in {directory}")
 
 
 if __name__ == "__main__":

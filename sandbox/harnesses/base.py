@@ -35,11 +35,15 @@ class HarnessError(Exception):
 
 @dataclass(slots=True)
 class Launcher:
-    """A harness made ready once per runner: its verified runtime and, for a warm start, the parent process."""
+    """A harness made ready once per runner: its verified runtime and, for a warm start, the parent process.
+
+    `script` is for `reference.Script`, which is no harness.
+    """
 
     harness: Harness
     tree: Path | None = None
     parent: WarmParent | None = None
+    script: str = ""
 
     async def stop(self) -> None:
         if self.parent is not None:

@@ -1,4 +1,4 @@
-"""Agents that are no harness: the task's own solution, doing nothing, and a cheat. The grader's self-test runs them like any other."""
+"""Agents that are no harness: the task's own solution, doing nothing, or a given script. They go through whole trials."""
 
 from __future__ import annotations
 
@@ -42,20 +42,14 @@ class Noop(_ShellAgent):
         self.exit_code = 0
 
 
-class EarlyExit(_ShellAgent):
-    """Makes every Python file of the tree end its process with status 0: a check that runs graded code in its own process falls for it."""
-
-    SCRIPT = rb"""
-find . -name '*.py' | while read -r file; do
-  { printf 'import os\nos._exit(0)\n'; cat "$file"; } > /tmp/cheat && cat /tmp/cheat > "$file"
-done
-"""
+class Script(_ShellAgent):
+    """Runs the launcher's script: a cheat, or what a test wants an agent to do."""
 
     @staticmethod
     @override
     def name() -> str:
-        return "early-exit"
+        return "script"
 
     @override
     async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
-        await self._shell(environment, self.SCRIPT)
+        await self._shell(environment, self.rollout.launcher.script.encode())

@@ -1,16 +1,19 @@
-"""Can this machine grade these tasks? Sampled tasks go through whole trials: solved by their solution, not at all, and by a cheat."""
+"""Can this machine grade these tasks? Sampled tasks go through whole trials: solved by their solution, not at all, and by cheats."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sandbox.harnesses.base import HarnessAgent, Launcher
-from sandbox.harnesses.reference import EarlyExit, Noop, Oracle
+from sandbox.harnesses.reference import Noop, Oracle, Script
 from sandbox.harnesses.store import Store
-from server.schemas.outcome import Scored, Stage
+from sandbox.integrity.cheats import CHEATS
+from server.schemas.outcome import Failed, Scored, Stage
 from server.schemas.probes import SelfTestFacts, TaskReward
 from server.schemas.runspec import Data, Harness, RunSpec
 from server.schemas.tasks import HELD_OUT, TRAIN
@@ -20,8 +23,8 @@ from .drive import Attempt, Room
 from .outcomes import decide
 from .service import NotReady, open_room
 
-_AGENTS: tuple[type[HarnessAgent], ...] = (Oracle, Noop, EarlyExit)
 _NO_PROXY = ProxyEndpoint.model_validate({"url": "http://127.0.0.1:9", "key": "none"})
+_PLANTED = "early-exit"
 
 
 class _Silent:
@@ -29,20 +32,20 @@ class _Silent:
         """A self-test reports its end only."""
 
 
-async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
-    """Grade `tasks` tasks of each split. What keeps that from happening is in `problems`; rewards are for the caller to judge.
+@contextlib.asynccontextmanager
+async def reference_room(spec: RunSpec, tasks: int, cheats: dict[str, str]) -> AsyncIterator[tuple[Room, str]]:
+    """A room with `tasks` tasks of each split whose harnesses are `oracle`, `noop` and one per cheat; with it, how limits are enforced.
 
-    A reward earned by the cheat is a problem: that task's check can be fooled.
+    Raises NotReady.
     """
+    agents: dict[str, type[HarnessAgent]] = {"oracle": Oracle, "noop": Noop, **dict.fromkeys(cheats, Script)}
+    launchers = {name: Launcher(Harness(name=name, version="1"), script=cheats.get(name, "")) for name in agents}
     with tempfile.TemporaryDirectory(prefix="lego-selftest-") as scratch:
         root = Path(scratch)
         (root / "trials").mkdir()
         small = spec.model_copy(update={"data": _sample(spec.data, tasks), "harnesses": []})
-        try:
-            async with open_room(small, Store(root), root / "tasks", root / "trials", root / "sandboxes", limit=tasks) as (room, host):
-                return await _grade(room, host.limits_mode)
-        except NotReady as error:
-            return SelfTestFacts(problems=[str(error)])
+        async with open_room(small, Store(root), root / "tasks", root / "trials", root / "sandboxes", limit=tasks) as (room, host):
+            yield dataclasses.replace(room, agents=agents, launchers=launchers), host.limits_mode
 
 
 def _sample(data: Data, tasks: int) -> Data:
@@ -51,29 +54,50 @@ def _sample(data: Data, tasks: int) -> Data:
     return data.model_copy(update={"train_tasks": min(tasks, data.train_tasks), "held_out_tasks": min(tasks, data.held_out_tasks)})
 
 
-async def _grade(room: Room, limits_mode: str) -> SelfTestFacts:
-    named = {agent.name(): agent for agent in _AGENTS}
-    launchers = {name: Launcher(Harness(name=name, version="1")) for name in named}
-    room = dataclasses.replace(room, agents=named, launchers=launchers)
+async def play_all(room: Room) -> dict[tuple[str, str], Scored | Failed]:
+    """(task, harness) → outcome, for every task with every harness of the room."""
     slots = asyncio.Semaphore(room.spec.sandbox.concurrency)
-    facts = SelfTestFacts(limits_mode=limits_mode)
+    outcomes: dict[tuple[str, str], Scored | Failed] = {}
 
-    async def one(split: str, task: str, name: str) -> None:
-        trial_id = f"{name}-{split}-{task}"[:100]
+    async def one(split: str, task: str, harness: str) -> None:
+        number = f"{harness}-{len(room.index[TRAIN]) * (split == HELD_OUT) + room.index[split].index(task)}"
         budgets = room.spec.sandbox.budgets
-        request = TrialRequest(trial_id=trial_id, task=task, split=split, harness=name, proxy=_NO_PROXY, budgets=budgets)
+        request = TrialRequest(trial_id=number, task=task, split=split, harness=harness, proxy=_NO_PROXY, budgets=budgets)
         async with slots:
-            outcome = decide(await Attempt(room, request, trial_id, _Silent()).run())
-        reward = float(outcome.reward) if isinstance(outcome, Scored) else None
-        if not isinstance(outcome, Scored):
-            facts.problems.append(f"task {task} with {name}: {outcome.cause} in stage {outcome.stage}: {outcome.detail}")
-        if name == EarlyExit.name():
-            if reward == 1:
-                facts.problems.append(
-                    f"task {task}: a file that only exits early earns the reward; its check must run graded code elsewhere"
-                )
-        else:
-            (facts.oracle if name == Oracle.name() else facts.noop).append(TaskReward(task=task, reward=reward))
+            outcomes[task, harness] = decide(await Attempt(room, request, number, _Silent()).run())
 
-    await asyncio.gather(*(one(split, task, name) for split in (TRAIN, HELD_OUT) for task in room.index[split] for name in named))
+    await asyncio.gather(*(one(split, task, name) for split in (TRAIN, HELD_OUT) for task in room.index[split] for name in room.agents))
+    return outcomes
+
+
+async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
+    """Grade `tasks` tasks of each split. What keeps that from happening is in `problems`; rewards are for the caller to judge.
+
+    A reward earned by the cheat is a problem: that task's check can be fooled.
+    """
+    try:
+        async with reference_room(spec, tasks, {_PLANTED: CHEATS[_PLANTED]}) as (room, limits_mode):
+            outcomes = await play_all(room)
+    except NotReady as error:
+        return SelfTestFacts(problems=[str(error)])
+    facts = SelfTestFacts(limits_mode=limits_mode)
+    for (task, harness), outcome in outcomes.items():
+        reward = float(outcome.reward) if isinstance(outcome, Scored) else None
+        if isinstance(outcome, Failed):
+            facts.problems.append(f"task {task} with {harness}: {outcome.cause} in stage {outcome.stage}: {outcome.detail}")
+        if harness == _PLANTED and reward == 1:
+            facts.problems.append(f"task {task}: a file that only exits early earns the reward; its check must run graded code elsewhere")
+        elif harness != _PLANTED:
+            (facts.oracle if harness == "oracle" else facts.noop).append(TaskReward(task=task, reward=reward))
     return facts
+
+
+async def redteam(spec: RunSpec, tasks: int) -> dict[str, dict[str, str]]:
+    """Cheat → task → what it came to: `0`, `1`, or the cause of a failure. Raises NotReady."""
+    async with reference_room(spec, tasks, CHEATS) as (room, _):
+        outcomes = await play_all(room)
+    table: dict[str, dict[str, str]] = {name: {} for name in CHEATS}
+    for (task, harness), outcome in outcomes.items():
+        if harness in table:
+            table[harness][task] = str(outcome.reward) if isinstance(outcome, Scored) else outcome.cause
+    return table

@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import override
 
 import pytest
 
 from sandbox.environments.namespace.preflight import default_mode, problems
-from sandbox.harnesses.base import Launcher
-from sandbox.harnesses.reference import Noop, Oracle, _ShellAgent
-from sandbox.harnesses.store import Store
-from sandbox.integrity.environment import TrialEnvironment
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import Facts
-from sandbox.runner.service import open_room
+from sandbox.runner.selftest import reference_room
 from server.schemas.outcome import Stage
-from server.schemas.runspec import Harness, RunSpec
+from server.schemas.runspec import RunSpec
 from server.schemas.tasks import TRAIN
 from server.schemas.trials import TrialRequest
 
 needs_sandbox = pytest.mark.skipif(bool(problems(default_mode())), reason="; ".join(problems(default_mode())))
-SCRIPT = "script.sh"
-
-
-class ScriptAgent(_ShellAgent):
-    """Runs `script.sh` of the task directory."""
-
-    @staticmethod
-    @override
-    def name() -> str:
-        return "script"
-
-    @override
-    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
-        await self._shell(environment, (self.rollout.task / SCRIPT).read_bytes())
-
-
-AGENTS = {agent.name(): agent for agent in (ScriptAgent, Oracle, Noop)}
 
 
 def spec(**changes: object) -> RunSpec:
@@ -57,13 +32,9 @@ def spec(**changes: object) -> RunSpec:
 
 @contextlib.asynccontextmanager
 async def script_room(run_spec: RunSpec | None = None) -> AsyncIterator[Room]:
-    with tempfile.TemporaryDirectory(prefix="room-") as scratch:
-        root = Path(scratch)
-        (root / "trials").mkdir()
-        empty = (run_spec or spec()).model_copy(update={"harnesses": []})
-        async with open_room(empty, Store(root), root / "tasks", root / "trials", root / "sandboxes") as (room, _):
-            launchers = {name: Launcher(Harness(name=name, version="1")) for name in AGENTS}
-            yield dataclasses.replace(room, launchers=launchers, agents=dict(AGENTS))
+    """A room with harnesses `script` (its launcher's script is for the test to set), `oracle` and `noop`."""
+    async with reference_room(run_spec or spec(), 4, {"script": ""}) as (room, _):
+        yield room
 
 
 class Stages:
@@ -92,7 +63,7 @@ def request(room: Room, trial_id: str, harness: str, number: int = 0, **budgets:
 async def play(room: Room, script: str, number: int = 0, trial_id: str = "t", **budgets: float) -> tuple[Facts, Attempt]:
     """One whole trial in which the agent runs `script`."""
     asked = request(room, trial_id, "script", number, **budgets)
-    (room.tasks / TRAIN / asked.task / SCRIPT).write_text(script)
+    room.launchers["script"].script = script
     attempt = Attempt(room, asked, trial_id, Stages())
     return await attempt.run(), attempt
 

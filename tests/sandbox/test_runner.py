@@ -22,7 +22,7 @@ from server.schemas.states import TrialState
 from server.schemas.tasks import TRAIN
 from server.schemas.trials import TrialView
 
-from .support import SCRIPT, needs_sandbox, script_room, solution, spec
+from .support import needs_sandbox, script_room, solution, spec
 
 pytestmark = needs_sandbox
 
@@ -60,8 +60,8 @@ def body_of(room: Room, trial_id: str, harness: str = "script", number: int = 0)
     return {"trial_id": trial_id, "task": room.index[TRAIN][number], "harness": harness, "proxy": proxy}
 
 
-def script(room: Room, text: str, number: int = 0) -> None:
-    (room.tasks / TRAIN / room.index[TRAIN][number] / SCRIPT).write_text(text)
+def script(room: Room, text: str) -> None:
+    room.launchers["script"].script = text
 
 
 async def finished(client: httpx.AsyncClient, trial_id: str) -> TrialView:

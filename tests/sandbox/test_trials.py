@@ -6,6 +6,7 @@ import os
 import pytest
 
 from sandbox.environments.namespace.preflight import problems
+from sandbox.integrity.cheats import CHEATS
 from sandbox.integrity.verdict import Grade
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import decide
@@ -13,7 +14,6 @@ from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 from server.schemas.tasks import TRAIN
 from tests.sandbox.environments.contract import as_ordinary_user
 
-from .cheats import CHEATS, KILLS_THE_GRADER
 from .support import Stages, in_room, needs_sandbox, play, request, solution, spec
 
 pytestmark = needs_sandbox
@@ -58,7 +58,7 @@ def test_a_cheat_beside_the_real_fix_does_not_cost_the_reward() -> None:
 
 def test_whoever_kills_the_grader_has_tampered() -> None:
     async def body(room: Room) -> None:
-        facts, _ = await play(room, KILLS_THE_GRADER)
+        facts, _ = await play(room, CHEATS["kills-the-grader"])
         assert facts.verdict is not None and facts.verdict.grade is Grade.TAMPERED
         assert decide(facts) == Scored(reward=0, termination=Termination.TAMPERED, detail=facts.verdict.detail)
 
@@ -144,7 +144,7 @@ def test_a_task_that_vanished_is_a_failed_set_up() -> None:
 def test_cancelling_leaves_no_sandbox() -> None:
     async def body(room: Room) -> None:
         asked = request(room, "t", "script")
-        (room.tasks / TRAIN / asked.task / "script.sh").write_text("sleep 60")
+        room.launchers["script"].script = "sleep 60"
         stages = Stages()
         running = asyncio.create_task(Attempt(room, asked, "t", stages).run())
         await stages.agent_runs.wait()
