@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,11 +147,21 @@ def _machine(spec: RunSpec, place: Place) -> dict[str, Any]:
         "+ray_kwargs.ray_init.include_dashboard": False,
         "+ray_kwargs.ray_init.log_to_driver": False,
         "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
-        "+ray_kwargs.ray_init._node_ip_address": "127.0.0.1",
+        "+ray_kwargs.ray_init._node_ip_address": loopback_address(place.run_id),
     }
     if place.py_executable is not None:
         settings["ray_kwargs.ray_init.runtime_env.py_executable"] = str(place.py_executable)
     return settings
+
+
+def loopback_address(run_id: str) -> str:
+    """The address of a run's Ray cluster, inside the machine and different for every run.
+
+    Ray replaces 127.0.0.1 by one that others can reach, but leaves the rest of the loopback network alone. A cluster's agent listens on
+    port 52365; on an address of its own it does not wait for the agent of another run, or of one that is ending, to let go of it.
+    """
+    digest = hashlib.sha256(run_id.encode()).digest()
+    return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"
 
 
 def _text(value: Any) -> str:

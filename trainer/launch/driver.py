@@ -27,12 +27,11 @@ from server.schemas.tasks import TRAIN
 from trainer.policies import PREFIX, resolve
 from trainer.rollout.tasks import read_index
 
-from . import environment, zygote
+from . import PROGRESS_LOG, environment, zygote
 from .config import Place, overrides
 
 RUNNER_S = 180
 """How long the runner may take to prepare its tasks and listen."""
-PROGRESS_LOG = "progress.log"
 LONGEST_TEMP = 40
 """Ray puts sockets some 65 characters below its temporary directory, and a socket's path has at most 107."""
 
@@ -53,9 +52,9 @@ def launch(root: Path) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     try:
-        with _noise_to(run.logs / "verl.log"), _followed(run.logs / PROGRESS_LOG, out):
+        with _noise_to(run.logs / "verl.log"):
             try:
-                _train(run, file)
+                _train(run, file, out)
             except Exception:
                 traceback.print_exc()
                 raise
@@ -70,7 +69,7 @@ def launch(root: Path) -> int:
     return 0
 
 
-def _train(run: RunDir, file: RunFile) -> None:
+def _train(run: RunDir, file: RunFile, out: TextIO) -> None:
     spec = file.spec
     if spec.kind is not Kind.TRAIN:
         raise LaunchError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train'")
@@ -88,6 +87,7 @@ def _train(run: RunDir, file: RunFile) -> None:
             stack.callback(parent.stop)
             executable = parent.executable
             sys.executable = str(executable)
+        stack.enter_context(_followed(run.logs / PROGRESS_LOG, out))  # starts a thread, so it comes after the fork
         _wait_for_runner(run)
         _check_tasks(run, spec)
         _drive(file, Place(run, file.run_id, model, temp, executable))

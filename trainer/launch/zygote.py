@@ -109,7 +109,10 @@ def start(directory: Path) -> Zygote:
     listener.listen(64)
     pid = os.fork()
     if pid == 0:
-        _serve(listener)
+        try:
+            _serve(listener)
+        finally:  # whatever happens here or in a fork of it must not unwind into the launcher's own clean-up
+            os._exit(1)
     listener.close()
     executable = directory / "python"
     command = shlex.join([sys.executable, "-IS", str(Path(stand_in.__file__)), str(path), sys.executable])

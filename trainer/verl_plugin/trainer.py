@@ -20,15 +20,13 @@ from verl.utils.debug import marked_timer
 
 from server.schemas.events import EvaluationBody
 from server.schemas.rundir import RunDir
+from trainer.launch import PROGRESS_LOG
 from trainer.rollout.manager import PlayedGroup, RolloutManager
 
 from .metrics import ReportingSink, fidelity_metrics, update_metrics
 from .stop import check_failures
 from .update import StepUpdate, plan_update
 from .worker import CpuWorker
-
-PROGRESS_LOG = "progress.log"
-"""Under the run's logs: the lines that the launcher shows."""
 
 
 @register_trainer("lego_sync")

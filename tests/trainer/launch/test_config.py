@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 import verl.trainer.main_ppo
 from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from server.schemas.rundir import RunDir
 from server.schemas.runspec import Algorithm, Data, Evaluation, Harness, Model, Rollout, RunSpec, Sandbox, Trainer
-from trainer.launch.config import Place, overrides
+from trainer.launch.config import Place, loopback_address, overrides
 
 RUN = RunDir(Path("/runs/it's = {a} run, 1"))
 PLACE = Place(run=RUN, run_id="run-1", model=Path("/models/tiny"), ray_temp=Path("/short/ray"))
@@ -110,9 +113,16 @@ def test_paths_survive_hydras_grammar() -> None:
 def test_the_cluster_is_our_own_and_bound_to_loopback() -> None:
     init = composed().ray_kwargs.ray_init
     assert init.address == "local"
-    assert init._node_ip_address == "127.0.0.1"
+    assert init._node_ip_address == loopback_address("run-1")
     assert init.include_dashboard is False
     assert init.runtime_env.py_executable is None
+
+
+@given(st.text())
+def test_every_run_has_a_loopback_address_of_its_own(run_id: str) -> None:
+    address = ip_address(loopback_address(run_id))
+    assert address.is_loopback and address.packed[1] > 0 and address.packed[3] not in (0, 255)
+    assert loopback_address(run_id) != loopback_address(run_id + "x")
 
 
 def test_workers_are_forked_when_the_launcher_says_how() -> None:
