@@ -59,6 +59,8 @@ def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: 
     """Fetch and check runtimes (all, or those named)."""
     rows = []
     for pin in _pins(names):
+        if again or not store.tree(pin).is_dir():
+            click.echo(f"installing {pin.name} {pin.version} …", err=True)
         try:
             rows.append({"name": pin.name, "version": pin.version, "path": str(store.install(pin, again=again))})
         except RuntimeStoreError as error:

@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request
 
 from server.schemas.trials import Identifier, RunnerHealth, TrialRequest, TrialView
 
-from .trials import TrialConflict, Trials, UnknownTask
+from .trials import BadRequest, TrialConflict, Trials
 
 MAX_WAIT_S = 60
 
@@ -32,7 +32,7 @@ def create_app(trials: Trials, token: str, boot: str, limits: str) -> FastAPI:
             return trials.submit(request)
         except TrialConflict as error:
             raise HTTPException(409, str(error)) from error
-        except UnknownTask as error:
+        except BadRequest as error:
             raise HTTPException(422, str(error)) from error
 
     @app.get("/trials/{trial_id}")

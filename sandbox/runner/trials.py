@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from server.schemas.events import StageTimingBody, TrialBody
 from server.schemas.outcome import ADMISSION, Cause, Failed, Scored, Stage
@@ -27,8 +29,8 @@ class TrialConflict(Exception):
     """The same trial id with another request."""
 
 
-class UnknownTask(Exception):
-    """The request names a task or a harness that this run does not have."""
+class BadRequest(Exception):
+    """The request names a task, a harness or an address that a trial cannot have."""
 
 
 class LiveTrial:
@@ -74,16 +76,19 @@ class Trials:
         return sum(not trial.finished.is_set() for trial in self._trials.values())
 
     def submit(self, request: TrialRequest) -> TrialView:
-        """Accept a trial, or answer with the one that has this id. Raises TrialConflict and UnknownTask."""
+        """Accept a trial, or answer with the one that has this id. Raises TrialConflict and BadRequest."""
         known = self._trials.get(request.trial_id)
         if known is not None:
             if known.request != request:
                 raise TrialConflict(f"trial {request.trial_id} exists with another request")
             return known.view
         if request.harness not in self._room.launchers:
-            raise UnknownTask(f"harness {request.harness} is not among those of the run: {', '.join(self._room.launchers)}")
+            raise BadRequest(f"harness {request.harness} is not among those of the run: {', '.join(self._room.launchers)}")
+        address = urlsplit(request.proxy.url)
+        if address.scheme != "http" or not address.hostname or not address.port:
+            raise BadRequest(f"proxy.url must be http://HOST:PORT/…, not {request.proxy.url}")
         if not (self._room.tasks / request.split / request.task / "task.toml").is_file():
-            raise UnknownTask(f"the run has no task {request.task} in split {request.split}")
+            raise BadRequest(f"the run has no task {request.task} in split {request.split}")
         trial = LiveTrial(request, self._reporter)
         self._trials[request.trial_id] = trial
         trial.task = asyncio.create_task(self._run(trial), name=f"trial {request.trial_id}")
@@ -115,21 +120,28 @@ class Trials:
             await asyncio.wait(tasks)
 
     async def _run(self, trial: LiveTrial) -> None:
-        attempt: Attempt | None = None
         try:
-            async with self._slots:
-                outcome: Scored | Failed
-                for number in range(1, 3):
-                    name = trial.request.trial_id if number == 1 else f"{trial.request.trial_id}.{number}"
-                    attempt = Attempt(self._room, trial.request, name, trial)
-                    outcome = decide(await attempt.run())
-                    if not (isinstance(outcome, Failed) and outcome.cause in _RETRIED_HERE and number <= ADMISSION[outcome.cause].retries):
-                        break
-                    log.warning("trial %s is tried again: %s %s", trial.request.trial_id, outcome.cause, outcome.detail)
+            outcome, attempt = await self._attempts(trial)
+            artifacts = await asyncio.to_thread(_artifacts, self._root, self._room.trials / attempt.name)
+            trial.finish(outcome, attempt.exit_code, artifacts)
         except asyncio.CancelledError:
-            outcome = decide(Facts(stage=trial.view.stage, cancelled=True, error="cancelled on request"))
-        artifacts = await asyncio.to_thread(_artifacts, self._root, self._room.trials / attempt.name) if attempt else []
-        trial.finish(outcome, attempt.exit_code if attempt else None, artifacts)
+            trial.finish(decide(Facts(stage=trial.view.stage, cancelled=True, error="cancelled on request")), None, [])
+        except Exception as error:
+            log.exception("trial %s", trial.request.trial_id)
+            detail = f"the runner failed: {type(error).__name__}: {error}"
+            trial.finish(Failed(stage=trial.view.stage, cause=Cause.RUNNER_LOST, detail=detail), None, [])
+
+    async def _attempts(self, trial: LiveTrial) -> tuple[Scored | Failed, Attempt]:
+        """The last attempt and what it came to. Only set-up stages are tried again."""
+        async with self._slots:
+            for number in itertools.count(1):
+                name = trial.request.trial_id if number == 1 else f"{trial.request.trial_id}.{number}"
+                attempt = Attempt(self._room, trial.request, name, trial)
+                outcome = decide(await attempt.run())
+                if not (isinstance(outcome, Failed) and outcome.cause in _RETRIED_HERE and number <= ADMISSION[outcome.cause].retries):
+                    return outcome, attempt
+                log.warning("trial %s is tried again: %s: %s", trial.request.trial_id, outcome.cause, outcome.detail)
+        raise AssertionError("unreachable")
 
 
 def _artifacts(root: Path, directory: Path) -> list[ArtifactRef]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -47,8 +48,7 @@ def _write(data: Data, split: str, directory: Path, limit: int | None) -> list[T
 def _generate(data: Data, split: str, directory: Path) -> Iterator[TaskEntry]:
     held_out = split == HELD_OUT
     for task in generate(data.seed, data.held_out_tasks if held_out else data.train_tasks, held_out):
-        if not (directory / task.name).exists():
-            task.write(directory / task.name)
+        _place(directory / task.name, task.write)
         yield TaskEntry(task=task.name, kind=task.kind, instruction=task.issue)
 
 
@@ -60,9 +60,17 @@ def _copy(data: Data, split: str, directory: Path, limit: int | None) -> Iterato
         raise TaskError(f"data.{split}: {source} is not a directory")
     for task in sorted(path for path in source.iterdir() if path.is_dir())[:limit]:
         entry = check_task(task)
-        if not (directory / task.name).exists():
-            shutil.copytree(task, directory / task.name, symlinks=True)
+        _place(directory / task.name, functools.partial(shutil.copytree, task, symlinks=True))
         yield entry
+
+
+def _place(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a directory whole or not at all; one that exists is kept."""
+    if not path.exists():
+        unfinished = path.with_name(f".writing-{path.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write(unfinished)
+        unfinished.rename(path)
 
 
 def check_task(task: Path) -> TaskEntry:
