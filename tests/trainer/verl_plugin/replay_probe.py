@@ -14,6 +14,23 @@ from typing import Any
 
 
 def main(model: str, sample: str, port: str) -> None:
+    prepare(port)
+    import torch
+
+    worker = make_worker(model)
+    replay = worker.engine.replay
+    case = json.loads(Path(sample).read_text())
+    routes = torch.tensor(case["routes"], dtype=torch.int16)
+    shifted = torch.cat([routes[:1], routes[:-1]])
+    answer: dict[str, Any] = {}
+    for name, used in (("own", None), ("replay", routes), ("shifted", shifted)):
+        answer[name] = log_probs(worker, case, used)
+        answer[f"{name}_counts"] = asdict(replay.take())
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+def prepare(port: str) -> None:
+    """Make this process a training worker's: environment, one thread, a process group of one."""
     os.environ |= {
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "trainer.verl_plugin.platform_cpu,trainer.verl_plugin.routing_replay",
@@ -28,16 +45,6 @@ def main(model: str, sample: str, port: str) -> None:
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=0, world_size=1)
-    worker = make_worker(model)
-    replay = worker.engine.replay
-    case = json.loads(Path(sample).read_text())
-    routes = torch.tensor(case["routes"], dtype=torch.int16)
-    shifted = torch.cat([routes[:1], routes[:-1]])
-    answer: dict[str, Any] = {}
-    for name, used in (("own", None), ("replay", routes), ("shifted", shifted)):
-        answer[name] = log_probs(worker, case, used)
-        answer[f"{name}_counts"] = asdict(replay.take())
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 
 def make_worker(model: str) -> Any:
