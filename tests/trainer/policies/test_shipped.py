@@ -15,7 +15,7 @@ from trainer.policies.remake import GREEDY, HIGH, LOW, measure
 from trainer.policies.tokenizer import SPECIALS
 from trainer.proxy.rendering import Rendering
 
-SHIPPED = ["mini-swe-agent"]
+SHIPPED = ["mini-swe-agent", "claude-code"]
 
 
 @pytest.fixture(params=SHIPPED)
