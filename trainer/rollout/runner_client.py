@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 20
 """Length of one long poll."""
-GRACE_S = 60.0
+GRACE_S = 120.0
 """How long an unreachable runner may take to come back before its trials count as lost."""
 RETRY_S = 0.25
 
@@ -79,7 +79,7 @@ class RunnerClient:
     async def _submit(self, request: TrialRequest) -> RunnerFile:
         """The runner that accepted the trial. Only a connection that was never made is tried again on another boot."""
         deadline = time.monotonic() + self._grace_s
-        runner = self._read()
+        runner = await self._present(deadline)
         while True:
             try:
                 response = await self._http.post(f"{runner.url}/trials", json=request.model_dump(mode="json"))
@@ -114,10 +114,15 @@ class RunnerClient:
     async def _wait_for_runner(self, deadline: float, error: httpx.TransportError) -> RunnerFile:
         """What runner.json says a moment later; it may be the same boot, which was only slow."""
         await self._pause(deadline, f"{type(error).__name__} {error}")
-        try:
-            return self._read()
-        except (OSError, ValidationError) as unreadable:
-            raise _Lost(f"{self._path} is unreadable: {unreadable}") from unreadable
+        return await self._present(deadline)
+
+    async def _present(self, deadline: float) -> RunnerFile:
+        """Where the runner listens. Between the end of one and the readiness of the next there is no file."""
+        while True:
+            try:
+                return self._read()
+            except (OSError, ValidationError) as unreadable:
+                await self._pause(deadline, str(unreadable))
 
     async def _pause(self, deadline: float, reason: str) -> None:
         if time.monotonic() >= deadline:

@@ -70,12 +70,15 @@ async def test_a_refused_request_is_no_trial_outcome(runner: FakeRunner, runner_
     await client.close()
 
 
-async def test_a_restarted_runner_loses_its_trials_and_takes_new_ones(runner: FakeRunner, runner_file: Path) -> None:
+@pytest.mark.parametrize("removed", [False, True], ids=["stale file", "no file"])
+async def test_a_restarted_runner_loses_its_trials_and_takes_new_ones(runner: FakeRunner, runner_file: Path, removed: bool) -> None:
     runner.play = never_ends
     client = RunnerClient(runner_file, "token")
     running = asyncio.create_task(client.run(request()))
     await submitted(runner)
     await asyncio.to_thread(runner.stop)
+    if removed:  # as the supervisor does before it starts the next one
+        runner_file.unlink()
     successor = FakeRunner(runner_file, "token", solves)
     successor.start()
     lost = await running
@@ -87,8 +90,11 @@ async def test_a_restarted_runner_loses_its_trials_and_takes_new_ones(runner: Fa
     runner.start()  # for the fixture to stop
 
 
-async def test_a_runner_that_is_not_up_yet_gets_the_trial_when_it_is(runner: FakeRunner, runner_file: Path) -> None:
+@pytest.mark.parametrize("removed", [False, True], ids=["stale file", "no file"])
+async def test_a_runner_that_is_not_up_yet_gets_the_trial_when_it_is(runner: FakeRunner, runner_file: Path, removed: bool) -> None:
     await asyncio.to_thread(runner.stop)
+    if removed:  # as the supervisor does before it starts the next one
+        runner_file.unlink()
     client = RunnerClient(runner_file, "token")
     waiting = asyncio.create_task(client.run(request()))
     await asyncio.sleep(0.1)
@@ -100,8 +106,11 @@ async def test_a_runner_that_is_not_up_yet_gets_the_trial_when_it_is(runner: Fak
     runner.start()
 
 
-async def test_a_runner_that_stays_away_fails_the_trial_where_it_was(runner: FakeRunner, runner_file: Path) -> None:
+@pytest.mark.parametrize("removed", [False, True], ids=["stale file", "no file"])
+async def test_a_runner_that_stays_away_fails_the_trial_where_it_was(runner: FakeRunner, runner_file: Path, removed: bool) -> None:
     await asyncio.to_thread(runner.stop)
+    if removed:  # as the supervisor does before it starts the next one
+        runner_file.unlink()
     client = RunnerClient(runner_file, "token", grace_s=0.3)
     lost = await client.run(request())
     assert isinstance(lost, Failed) and lost.cause is Cause.RUNNER_LOST and lost.stage is Stage.QUEUED
