@@ -47,7 +47,8 @@ def create_app(settings: Settings) -> FastAPI:
             db.close()
 
     app = FastAPI(title="lego-rl", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
-    hostnames = frozenset((*LOOPBACK_NAMES, *(name.lower() for name in settings.hostnames))) if settings.is_loopback else None
+    names = (*LOOPBACK_NAMES, settings.host, *settings.hostnames)
+    hostnames = frozenset(name.lower() for name in names) if settings.is_loopback else None
     app.add_middleware(Perimeter, hostnames=hostnames)
     install_handlers(app)
     for routes in (info, check_routes, plans, runs, events, trials, findings, diagnosis):

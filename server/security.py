@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import secrets
 from pathlib import Path
@@ -18,6 +17,8 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .schemas.rundir import write_atomic
 
 COOKIE = "lego_rl_token"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -33,15 +34,19 @@ HEADERS = {
 
 
 def load_or_create_token(path: Path) -> str:
-    """The admin token, made on first use. Only its owner can read the file."""
+    """The admin token, made on first use. Only its owner can read the file. An empty file, as a full disk leaves one, holds no token.
+
+    Raises OSError, UnicodeDecodeError.
+    """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+        token = path.read_text().strip()
+    except FileNotFoundError:
+        token = ""
+    if token:
         path.chmod(0o600)
-        return path.read_text().strip()
-    token = secrets.token_urlsafe(32)
-    with os.fdopen(fd, "w") as file:
-        file.write(token + "\n")
+    else:
+        token = secrets.token_urlsafe(32)
+        write_atomic(path, token + "\n")
     return token
 
 
@@ -57,7 +62,7 @@ class Guard:
         self.open_reads = open_reads
 
     def is_token(self, token: str) -> bool:
-        return secrets.compare_digest(hash_token(token), self._hash)
+        return bool(token) and secrets.compare_digest(hash_token(token), self._hash)
 
     def check_read(self, request: Request) -> None:
         if not self.open_reads and not self._is_admin(request):
@@ -122,7 +127,7 @@ class Perimeter:
         await self._app(scope, receive, send_with_headers)
 
 
-_SECRET = re.compile(r"(?i)(bearer\s+|token=|api[-_]?key['\"]?\s*[:=]\s*['\"]?)[^\s'\"&]+|(://[^/\s:@]+:)[^\s@/]+(?=@)")
+_SECRET = re.compile(r"(?i)(bearer\s+|token=|(?:event_token|runner_token|api[-_]?key)['\"]?\s*[:=]\s*['\"]?)[^\s'\"&]+|(://[^/\s:@]+:)[^\s@/]+(?=@)")
 
 
 def redact(text: str) -> str:

@@ -22,7 +22,7 @@ from .app import create_app
 from .db import Database
 from .schemas.datadir import DataDir, ServerFile
 from .schemas.rundir import write_atomic
-from .security import RedactingFormatter, redact
+from .security import RedactingFormatter, load_or_create_token, redact
 from .settings import Settings
 
 
@@ -38,6 +38,7 @@ def serve(settings: Settings) -> None:
     with contextlib.closing(_bind(settings)) as listener, _owned(settings.data):
         _configure_logging()
         _prepare_database(settings)
+        _prepare_token(settings.data)
         server = _Server(settings.model_copy(update={"port": listener.getsockname()[1]}))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)  # uvicorn raises the signal again when it has shut down
@@ -125,9 +126,19 @@ def _prepare_database(settings: Settings) -> None:
     try:
         with contextlib.closing(Database(settings.resolved_database_url)) as db:
             db.migrate()
+    except ImportError as error:
+        raise CannotServe(f"cannot use the database: {error}; --database-url takes postgresql://… or sqlite:///…") from None
     except (SQLAlchemyError, CommandError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise CannotServe(f"cannot use the database: {redact(reason)}; see --database-url") from None
+
+
+def _prepare_token(data: DataDir) -> None:
+    try:
+        load_or_create_token(data.token)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CannotServe(f"cannot use the token {data.token}: {reason}; remove it and a new one is made") from None
 
 
 def _configure_logging() -> None:

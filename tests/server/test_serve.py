@@ -85,3 +85,15 @@ def test_other_machines_are_let_in_only_when_that_is_meant(tmp_path: Path) -> No
     assert refused(tmp_path / "data", "--host", "0.0.0.0").endswith("add --public if that is meant")  # noqa: S104
     assert refused(tmp_path / "data", "--port", "70000") == "error: port: Input should be less than 65536"
     assert not (tmp_path / "data").exists()
+
+
+def test_a_token_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").mkdir()
+    token = tmp_path / "token"
+    assert refused(tmp_path, "--port", "0") == f"error: cannot use the token {token}: Is a directory; remove it and a new one is made"
+
+
+def test_a_database_of_another_kind_is_refused(tmp_path: Path) -> None:
+    line = refused(tmp_path / "data", "--port", "0", "--database-url", "mysql://x/y")
+    assert line.endswith("--database-url takes postgresql://… or sqlite:///…")
+    assert not (tmp_path / "data").exists()

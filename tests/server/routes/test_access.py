@@ -32,6 +32,24 @@ def test_the_token_is_made_once_and_private(tmp_path: Path) -> None:
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_server_answers_under_the_address_it_binds(settings: Settings) -> None:
+    elsewhere = settings.model_copy(update={"host": "127.0.0.2"})
+    with TestClient(create_app(elsewhere), base_url="http://127.0.0.2") as client:
+        assert client.get("/api/runs").status_code == 200
+        assert client.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_an_empty_token_file_lets_no_one_in(tmp_path: Path) -> None:
+    """A full disk or a crash may leave one; it must not become the token that every empty cookie has."""
+    (tmp_path / "token").touch(0o644)
+    with TestClient(create_app(Settings(data_dir=tmp_path)), base_url="http://127.0.0.1") as client:
+        assert len(token(Settings(data_dir=tmp_path))) > 40
+        headers = {"origin": "http://127.0.0.1", "cookie": "lego_rl_token="}
+        assert client.post("/api/plans", json={}, headers=headers).status_code == 401
+        assert client.post("/sign-in", data={"token": ""}).status_code == 401
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
 def test_on_loopback_reading_is_open_and_writing_is_not(anonymous: TestClient) -> None:
     assert anonymous.get("/api/runs").status_code == 200
     answer = anonymous.post("/api/plans", json={})
@@ -102,6 +120,9 @@ def test_the_event_token_of_a_run_opens_nothing_else(client: TestClient) -> None
     [
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("GET /x?token=abc&next=/", "GET /x?token=***&next=/"),
+        ("RunFile(run_id='r', event_token='abc', spec=1)", "RunFile(run_id='r', event_token='***', spec=1)"),
+        ('{"runner_token": "abc", "n": 1}', '{"runner_token": "***", "n": 1}'),
+        ("SyntaxError: unexpected token: x", "SyntaxError: unexpected token: x"),
         ("postgresql://me:secret@db/x", "postgresql://me:***@db/x"),
         ("listening on http://127.0.0.1:8420", "listening on http://127.0.0.1:8420"),
     ],
