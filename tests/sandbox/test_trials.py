@@ -10,6 +10,7 @@ from sandbox.integrity.cheats import CHEATS
 from sandbox.integrity.verdict import Grade
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import decide
+from sandbox.runner.selftest import redteam
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 from server.schemas.tasks import TRAIN
 from tests.sandbox.environments.contract import as_ordinary_user
@@ -19,29 +20,22 @@ from .support import Stages, in_room, needs_sandbox, play, request, solution, sp
 pytestmark = needs_sandbox
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_scores_zero(cheat: str) -> None:
-    async def body(room: Room) -> None:
-        facts, _ = await play(room, CHEATS[cheat])
-        outcome = decide(facts)
-        assert isinstance(outcome, Scored), outcome
-        assert outcome.reward == 0
-
-    in_room(body)
+def attack() -> None:
+    """Every cheat on two tasks, at once, as `rl redteam` does it."""
+    table = asyncio.run(redteam(spec(), 1))
+    assert {name: set(found.values()) for name, found in table.items()} == {name: {"0"} for name in CHEATS}
 
 
-def test_no_cheat_works_for_an_ordinary_users_runner_either() -> None:
+def test_no_cheat_earns_a_reward_or_escapes_its_zero() -> None:
+    attack()
+
+
+def test_nor_where_an_ordinary_user_runs_the_runner() -> None:
     """Without root: user namespaces, and limits per process."""
-
-    async def body(room: Room) -> None:
-        for number, (name, cheat) in enumerate(CHEATS.items()):
-            outcome = decide((await play(room, cheat, trial_id=f"t{number}"))[0])
-            assert isinstance(outcome, Scored) and outcome.reward == 0, (name, outcome)
-        assert decide((await play(room, solution(room), trial_id="solved"))[0]) == Scored(reward=1, termination=Termination.COMPLETED)
-
     if found := problems("rootless"):
         pytest.skip("; ".join(found))
-    as_ordinary_user(lambda: in_room(body)) if os.geteuid() == 0 else in_room(body)
+    if os.geteuid() == 0:
+        as_ordinary_user(attack)
 
 
 def test_a_cheat_beside_the_real_fix_does_not_cost_the_reward() -> None:
