@@ -7,6 +7,7 @@ does not hold and must carry a nonce that graded code has not seen. See `inside.
 
 from __future__ import annotations
 
+import asyncio
 import marshal
 import secrets
 from pathlib import Path
@@ -54,10 +55,12 @@ class Grader(BaseVerifier):
 async def grade(environment: TrialEnvironment, diff: list[Step], check: str) -> Verdict:
     """Grade in `environment`, which must be fresh."""
     nonce = secrets.token_hex(16).encode()
-    payload = {"nonce": nonce, "check": check, "workspace": environment.workdir, "seconds": CHECK_SECONDS, "changes": diff}
-    command = [interpreter(), "-I", "-S", "-B", "-c", _INSIDE.read_text(encoding="utf-8")]
+    work = marshal.dumps((diff, check, environment.workdir, CHECK_SECONDS))
+    payload = b"".join(len(part).to_bytes(8, "big") + part for part in (nonce, work))
+    program = await asyncio.to_thread(_INSIDE.read_text, encoding="utf-8")
+    command = [interpreter(), "-I", "-S", "-B", "-c", program, str(environment.sandbox.uid)]
     try:
-        result = await environment.sandbox.exec(command, stdin=marshal.dumps(payload), timeout_s=2 * CHECK_SECONDS)
+        result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=2 * CHECK_SECONDS)
     except SandboxError as error:
         return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
     exit_code = None if result.timed_out else result.return_code

@@ -1,70 +1,95 @@
-"""The grader's half in the fresh sandbox. Its text is run as `python3 -I -S -B -c TEXT` with a marshalled payload on standard input.
+"""The grader's half in the fresh sandbox: `python3 -I -S -B -c TEXT UID`, as `root` of the sandbox, with its payload on standard input.
 
 Two processes. The *monitor* alone holds the verdict channel (the host's pipe on descriptor 1) and the nonce. The *checker* is forked
-before the payload is read, so it has neither; it gets the check's source over a pipe, runs it and ends with its exit status. The check
-passed when the checker came to its end, said so, and exited 0: a graded file that makes it exit early says nothing. The check itself
-never lies in the file system, so graded code cannot read it, and no process of the same user can read the memory of these two.
+before the nonce is read, becomes the agent's user UID, applies the agent's changes to the pristine tree, and runs the check. The check
+passed when the checker came to its end, said so, and exited 0: a graded file that makes it exit early says nothing. The check never lies
+in the file system, so graded code cannot read it; the monitor belongs to another user; and giving up its user hides the checker's memory.
+Where a sandbox has only one user (no root on the host), a system call hides both.
 
-Answers: `unusable WHY` when the agent's changes cannot be applied; else `ready` once the tree is built and before any graded code runs,
-then `failed` or `passed NONCE`.
-Only modules that are built in, `os` and `ctypes`: every other import costs more than the grading.
+Answers: `unusable WHY` when the changes cannot be applied; else `ready` before any graded code runs, then `failed` or `passed NONCE`.
+Only what is built into the interpreter is imported: every other import costs more than the grading.
 """
 
-import ctypes
+import _signal  # type: ignore[import-not-found]  # `signal` is not built in
 import marshal
 import os
 import sys
 
-libc = ctypes.CDLL(None)
+LENGTH = 8
 
 
 def main() -> None:
-    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-    source_reader, source_writer = os.pipe()
-    done_reader, done_writer = os.pipe()
+    uid = int(sys.argv[1])
+    if os.getuid() == uid:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    work_reader, work_writer = os.pipe()
+    news_reader, news_writer = os.pipe()
     checker = os.fork()
     if checker == 0:
-        os.close(source_writer)
-        os.close(done_reader)
-        check(source_reader, done_writer)
-    os.close(source_reader)
-    os.close(done_writer)
-    with os.fdopen(0, "rb") as stdin:
-        payload = marshal.loads(stdin.read())  # written by the host
-    try:
-        apply(payload["workspace"], payload["changes"])
-    except OSError as error:
-        os.write(1, f"unusable {error}".encode(errors="replace")[:500])
+        os.close(work_writer)
+        os.close(news_reader)
+        check(uid, work_reader, news_writer)
+    os.close(work_reader)
+    os.close(news_writer)
+    nonce, work = take(0), take(0)
+    give(work_writer, work)
+    if (news := os.read(news_reader, 512)) != b"ready":
+        os.write(1, news or b"the checker ended before it began")
         return
     os.write(1, b"ready\n")
-    with os.fdopen(source_writer, "wb") as pipe:
-        pipe.write(marshal.dumps((payload["check"], payload["workspace"], payload["seconds"])))
+    give(work_writer, b"go")
     status = os.waitpid(checker, 0)[1]
     try:
         os.killpg(checker, 9)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         pass
-    os.set_blocking(done_reader, False)
+    os.set_blocking(news_reader, False)  # a process that graded code left behind may hold the other end
     try:
-        done = os.read(done_reader, 16) == b"done"
+        done = os.read(news_reader, 16) == b"done"
     except BlockingIOError:
         done = False
-    os.write(1, b"passed " + payload["nonce"] + b"\n" if status == 0 and done else b"failed\n")
+    os.write(1, b"passed " + nonce + b"\n" if status == 0 and done else b"failed\n")
 
 
-def check(source_reader: int, done_writer: int) -> None:
+def take(fd: int) -> bytes:
+    """One message: its length, then that many bytes. Reads nothing ahead."""
+    data, wanted = b"", LENGTH
+    while len(data) < wanted:
+        block = os.read(fd, wanted - len(data))
+        if not block:
+            os._exit(2)
+        data += block
+        if len(data) == LENGTH:
+            wanted = LENGTH + int.from_bytes(data[:LENGTH], "big")
+    return data[LENGTH:]
+
+
+def give(fd: int, data: bytes) -> None:
+    view = memoryview(len(data).to_bytes(LENGTH, "big") + data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def check(uid: int, work_reader: int, news_writer: int) -> None:
     os.setsid()
-    libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG
-    null = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(null, 0)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.dup2(2, 1)
-    with os.fdopen(source_reader, "rb") as pipe:
-        data = pipe.read()
-    if not data:
-        os._exit(2)
-    text, workspace, seconds = marshal.loads(data)
-    libc.alarm(seconds)
-    os.chdir(workspace)
+    if os.getuid() != uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    changes, text, workspace, seconds = marshal.loads(take(work_reader))
+    try:
+        apply(workspace, changes)
+        os.chdir(workspace)
+    except OSError as error:
+        os.write(news_writer, f"unusable {error}".encode(errors="replace")[:500])
+        os._exit(1)
+    os.write(news_writer, b"ready")
+    take(work_reader)
+    _signal.alarm(seconds)
     sys.argv[:] = ["check.py", workspace]
     status = 0
     try:
@@ -75,7 +100,7 @@ def check(source_reader: int, done_writer: int) -> None:
         os.write(2, f"check.py: {type(error).__name__}: {error}\n".encode())
         status = 1
     if status == 0:
-        os.write(done_writer, b"done")
+        os.write(news_writer, b"done")
     os._exit(status & 255)
 
 
