@@ -30,6 +30,7 @@ parent.stop()
 @pytest.fixture(scope="module")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The stand-in of a live zygote."""
+    command = [sys.executable, "-c", PARENT, str(tmp_path_factory.mktemp("zygote"))]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path_factory.mktemp("zygote"))],
