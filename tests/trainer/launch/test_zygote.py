@@ -32,13 +32,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The stand-in of a live zygote."""
     command = [sys.executable, "-c", PARENT, str(tmp_path_factory.mktemp("zygote"))]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path_factory.mktemp("zygote"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None and parent.stdin is not None
     yield Path(parent.stdout.readline().strip())
     parent.stdin.close()
