@@ -92,7 +92,7 @@ class Client:
         return self._call("GET", f"/api/plans/{_segment(digest)}", Plan)
 
     def start(self, digest: str) -> RunSummary:
-        """Start the run of a plan that was shown."""
+        """Start the run of a plan that was shown; the same run when it is asked for again."""
         return self._call("POST", "/api/runs", RunSummary, StartRequest(digest=digest))
 
     def runs(self) -> list[RunSummary]:

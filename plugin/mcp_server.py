@@ -105,7 +105,7 @@ def start_run(
     answer: Annotated[ElicitationResult[Confirmation], Resolve(ask)],
     confirm: Annotated[bool, Field(description="True only after the person agreed to this plan")] = False,
 ) -> answers.StartAnswer:
-    """Start the run of a plan. It uses this machine for minutes or longer; stop_run ends it."""
+    """Start the run of a plan, once: to start it again, plan again. It uses this machine for minutes or longer; stop_run ends it."""
     if not confirm:
         raise ToolError("not started: show the plan to the person, and call again with confirm true when they agree")
     if isinstance(answer, CancelledElicitation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -11,13 +12,13 @@ import time
 import sqlalchemy as sa
 
 from ..db import Database
-from ..db.models import LogRow, ProcessRow, Run
+from ..db.models import LogRow, PlanRow, ProcessRow, Run
 from ..schemas.rundir import RunDir, RunFile, write_atomic
 from ..schemas.runspec import RunSpec
 from ..schemas.states import TERMINAL_RUN_STATES, RunState
 from ..security import hash_token
 from ..settings import Settings
-from .identity import MARKER, Identity, is_alive
+from .identity import MARKER, Identity, is_alive, kill_marked
 from .supervisor import LaunchFile, record
 
 PROCESS_LOGS = ("supervisor", "runner", "trainer")
@@ -33,8 +34,12 @@ class ProcessLauncher:
         self._db = db
         self._children: list[subprocess.Popen[bytes]] = []
 
-    def create(self, digest: str, spec: RunSpec, name: str, steps: int) -> str:
-        """A new run with its directory; nothing runs yet. Returns its id."""
+    def create(self, digest: str, spec: RunSpec, name: str, steps: int) -> tuple[str, bool]:
+        """(run id, True) of a new run with its directory; nothing runs yet. (run id, False) when one has started since the plan was shown
+        last: a request that is sent again must not start a second run.
+
+        Raises CannotLaunch.
+        """
         run_id = f"{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         event_token = secrets.token_urlsafe(32)
         run = RunDir(self._settings.data.runs / run_id)
@@ -53,25 +58,29 @@ class ProcessLauncher:
             stop_grace_s=self._settings.stop_grace_s,
         )
         try:
-            run.root.mkdir(mode=0o700)
-            for directory in (run.logs, run.spool):
-                directory.mkdir()
-            write_atomic(run.run_file, run_file.model_dump_json())
-            write_atomic(run.launch_file, launch_file.model_dump_json())
-        except OSError as error:
-            raise CannotLaunch(f"cannot write {run.root}: {error.strerror}") from None
-        with self._db.write() as session:
-            row = Run(run_id=run_id, name=name, digest=digest, state=RunState.CREATED, created=time.time(), steps_expected=steps)
-            row.token_sha256 = hash_token(event_token)
-            session.add(row)
-            session.flush()
-            session.add_all(LogRow(run_id=run_id, name=log, path=f"logs/{log}.log") for log in PROCESS_LOGS)
-        return run_id
+            with self._db.write() as session:
+                shown = session.scalars(sa.select(PlanRow.created).where(PlanRow.digest == digest).with_for_update()).one()
+                started = session.scalar(sa.select(Run.run_id).where(Run.digest == digest, Run.created >= shown).limit(1))
+                if started is not None:
+                    return started, False
+                _lay_out(run, run_file, launch_file)
+                row = Run(run_id=run_id, name=name, digest=digest, state=RunState.CREATED, created=time.time(), steps_expected=steps)
+                row.token_sha256 = hash_token(event_token)
+                session.add(row)
+                session.flush()
+                session.add_all(LogRow(run_id=run_id, name=log, path=f"logs/{log}.log") for log in PROCESS_LOGS)
+        except (OSError, sa.exc.SQLAlchemyError) as error:
+            shutil.rmtree(run.root, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise CannotLaunch(f"cannot write {run.root}: {error.strerror}") from None
+            raise
+        return run_id, True
 
     def start(self, run_id: str) -> None:
         """Start the run's supervisor. Raises CannotLaunch."""
         run = RunDir(self._settings.data.runs / run_id)
         command = [sys.executable, "-P", "-m", "server.launchers.supervisor", "--run-dir", str(run.root)]
+        child = None
         try:
             with (run.logs / "supervisor.log").open("ab") as output:
                 child = subprocess.Popen(
@@ -83,13 +92,16 @@ class ProcessLauncher:
                     stderr=output,
                     start_new_session=True,
                 )
+            record(run, child.pid, "supervisor")
         except OSError as error:
-            problem = f"cannot start {command[0]}: {error.strerror}"
+            if child is not None:  # not to be found again: the ledger cannot be written
+                kill_marked(run_id)
+                child.wait()
+            problem = f"cannot start the run's supervisor: {error.strerror}"
             with self._db.write() as session:
                 row = session.get_one(Run, run_id)
                 row.state, row.problem, row.finished = RunState.FAILED, problem, time.time()
             raise CannotLaunch(problem) from None
-        record(run, child.pid, "supervisor")
         self._children.append(child)
         with self._db.write() as session:
             row = session.get_one(Run, run_id)
@@ -109,6 +121,14 @@ class ProcessLauncher:
     def reap(self) -> None:
         """Take note of supervisors that ended, so that they do not stay as zombies."""
         self._children = [child for child in self._children if child.poll() is None]
+
+
+def _lay_out(run: RunDir, run_file: RunFile, launch_file: LaunchFile) -> None:
+    run.root.mkdir(mode=0o700)
+    for directory in (run.logs, run.spool):
+        directory.mkdir()
+    write_atomic(run.run_file, run_file.model_dump_json())
+    write_atomic(run.launch_file, launch_file.model_dump_json())
 
 
 def owned(db: Database, run_id: str, role: str) -> list[Identity]:

@@ -52,6 +52,17 @@ class Supervisor:
 
     def supervise(self) -> ExitFile:
         """Returns when neither process nor anything they started is left."""
+        try:
+            exit = self._supervise()
+        except OSError as error:  # an interpreter that is not there, a full disk
+            exit = ExitFile(
+                trainer=None, runner_restarts=self._restarts, stopped=False, tail=[], reason=f"a process cannot be run: {error}"
+            )
+        kill_marked(f"{self._launch.run_id}/runner")
+        kill_marked(f"{self._launch.run_id}/trainer")
+        return exit
+
+    def _supervise(self) -> ExitFile:
         record(self._run, os.getpid(), "supervisor")
         runner = self._start("runner", self._launch.runner)
         trainer = self._start("trainer", self._launch.trainer)
@@ -75,9 +86,13 @@ class Supervisor:
         stopped = self._stopping and trainer.poll() is None
         code = self._end(trainer, "trainer")
         self._end(runner, "runner")
-        kill_marked(f"{self._launch.run_id}/runner")
-        kill_marked(f"{self._launch.run_id}/trainer")
-        return ExitFile(trainer=code, runner_restarts=self._restarts, stopped=stopped, tail=self._tail("trainer", TAIL_LINES) if code else [], reason=reason)
+        return ExitFile(
+            trainer=code,
+            runner_restarts=self._restarts,
+            stopped=stopped,
+            tail=self._tail("trainer", TAIL_LINES) if code else [],
+            reason=reason,
+        )
 
     def _start(self, role: str, command: list[str]) -> subprocess.Popen[bytes]:
         # Without byte code on disk every worker of the trainer compiles thousands of modules again.

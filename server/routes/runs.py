@@ -6,7 +6,7 @@ import time
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi.concurrency import run_in_threadpool
 
 from ..context import READ, WRITE, Context, Ctx
@@ -33,8 +33,8 @@ def runs(context: Ctx) -> list[RunSummary]:
 
 
 @router.post("", dependencies=[WRITE], status_code=201)
-def start_run(context: Ctx, request: StartRequest) -> RunSummary:
-    """Start a run of a plan that was shown. The same plan may run any number of times."""
+def start_run(context: Ctx, request: StartRequest, response: Response) -> RunSummary:
+    """Start a run of a plan that was shown: one run each time it is shown. Asked again, the answer is that run, with status 200."""
     with context.db.read() as session:
         plan = session.get(PlanRow, request.digest)
     if plan is None:
@@ -42,8 +42,11 @@ def start_run(context: Ctx, request: StartRequest) -> RunSummary:
     spec = RunSpec.model_validate(plan.spec)
     name = spec.reporting.name or f"{spec.data.family or 'tasks'} in {', '.join(harness.name for harness in spec.harnesses)}"
     try:
-        run_id = context.launcher.create(plan.digest, spec, name, spec.trainer.steps)
-        context.launcher.start(run_id)
+        run_id, new = context.launcher.create(plan.digest, spec, name, spec.trainer.steps)
+        if new:
+            context.launcher.start(run_id)
+        else:
+            response.status_code = 200
     except CannotLaunch as error:
         raise HTTPException(503, str(error)) from None
     return _summary(context, run_id)
@@ -69,7 +72,8 @@ async def run(context: Ctx, run_id: str, wait: Annotated[float, Query(ge=0, le=6
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        await context.changes.wait(run_id, left)
+        # Short waits: what changed between the look and the wait is found by the next look.
+        await context.changes.wait(run_id, min(left, 1.0))
         await context.changes.wait("settle", min(SETTLE_S, max(0.0, deadline - time.monotonic())))
         status = await run_in_threadpool(_status, context, run_id)
     return status

@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from server.launchers.identity import identify
+from server.launchers.identity import OwnedProcess, identify, is_alive
+from server.launchers.supervisor import LaunchFile
+from server.schemas.rundir import ExitFile, RunDir
 from server.schemas.states import RunState
 
 from ..waiting import until
@@ -125,3 +131,49 @@ def test_a_killed_trainer_fails_the_run(server: Server) -> None:
     os.kill(trainer.pid, signal.SIGKILL)
     status = server.end_of(run_id)
     assert status.problem.startswith("the trainer was ended by SIGKILL, perhaps for want of memory")
+
+
+def test_a_request_that_is_sent_again_starts_no_second_run(server: Server) -> None:
+    request = {"document": {"extends": "local"}, "overrides": {"reporting.name": "free-again", "trainer.steps": 3}}
+    start = {"digest": server.http.post("/api/plans", json=request).json()["digest"]}
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: server.http.post("/api/runs", json=start), range(8)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
+    (run_id,) = {answer.json()["run_id"] for answer in answers}
+    server.end_of(run_id)
+    assert server.http.post("/api/runs", json=start).json()["run_id"] == run_id
+    server.http.post("/api/plans", json=request)
+    another = server.http.post("/api/runs", json=start).json()["run_id"]
+    assert another != run_id, "shown again, a plan may start again"
+    server.end_of(another)
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing(server: Server) -> None:
+    """The disk is full: here, the directory of runs is a file."""
+    before = server.http.get("/api/runs").json()
+    kept = server.data.runs.rename(server.data.root / "kept")
+    server.data.runs.touch()
+    try:
+        plan = server.http.post("/api/plans", json={"document": {"extends": "local"}, "overrides": {"reporting.name": "free-nowhere"}})
+        answer = server.http.post("/api/runs", json={"digest": plan.json()["digest"]})
+    finally:
+        server.data.runs.unlink()
+        kept.rename(server.data.runs)
+    assert (answer.status_code, answer.json()["detail"].endswith(": Not a directory")) == (503, True)
+    assert server.http.get("/api/runs").json() == before
+
+
+def test_a_trainer_that_cannot_be_executed_is_named_and_its_runner_ended(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.logs.mkdir()
+    runner = [sys.executable, "-c", "import time; time.sleep(600)"]
+    launch = LaunchFile(run_id="no-python", runner=runner, trainer=["/no/such/python"], stop_grace_s=1)
+    run.launch_file.write_text(launch.model_dump_json())
+    subprocess.run(
+        [sys.executable, "-P", "-m", "server.launchers.supervisor", "--run-dir", tmp_path], check=True, stderr=subprocess.DEVNULL
+    )
+    exit = ExitFile.model_validate_json(run.exit_file.read_bytes())
+    assert exit.reason == "a process cannot be run: [Errno 2] No such file or directory: '/no/such/python'"
+    owned = [OwnedProcess.model_validate_json(line) for line in run.processes_file.read_text().splitlines()]
+    assert [process.role for process in owned] == ["supervisor", "runner"]
+    assert not any(map(is_alive, owned))
