@@ -25,7 +25,7 @@ from trainer.rollout.manager import PlayedGroup, RolloutManager
 
 from .metrics import ReportingSink, fidelity_metrics, update_metrics
 from .stop import check_failures
-from .update import StepUpdate, plan_update
+from .update import StepUpdate, left_rows, plan_update
 from .worker import CpuWorker
 
 
@@ -103,7 +103,7 @@ class LegoSync(PPOTrainerSync):
     def _sample(self, played: Sequence[PlayedGroup], groups: int) -> KVBatchMeta:
         """The step's rows; when no trial left one, a batch of the prompts alone, which verl clears at the end of the step."""
         uids = [group.group.uid for group in played]
-        if not any(rollout.samples for group in played for rollout in group.rollouts):
+        if not left_rows(played):
             return KVBatchMeta(partition_id="train", keys=uids, tags=[{"is_prompt": True} for _ in uids])
         batch, _ = self.replay_buffer.sample(global_steps=self.global_steps, partition_id="train", batch_size=groups)
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature

@@ -77,6 +77,11 @@ def plan_update(played: Sequence[PlayedGroup], *, normaliser: Normaliser, epochs
     return StepUpdate(rows, account, _metrics(played, account, without_signal))
 
 
+def left_rows(played: Sequence[PlayedGroup]) -> bool:
+    """Whether verl holds a row of the step. A scored trial leaves none when all its branches are excluded."""
+    return any(trained_samples(rollout) for group in played for rollout in group.rollouts)
+
+
 def _minibatches(
     owners: Sequence[int], tokens: Sequence[int], rollouts: int, epochs: int, minibatches: int, seed: int
 ) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from trainer.capture.sample import Sample
 from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
-from trainer.verl_plugin.update import StepUpdate, plan_update
+from trainer.verl_plugin.update import StepUpdate, left_rows, plan_update
 
 
 def sample(trained: int, excluded: Exclusion | None = None) -> Sample:
@@ -90,6 +90,15 @@ def test_excluded_branches_are_listed_and_not_trained() -> None:
     update = plan([played])
     assert [row.key for row in update.rows] == ["a_0_0", "a_1_0"]
     assert update.account.excluded == {Exclusion.OVER_BUDGET: 4}
+
+
+def test_a_step_of_excluded_branches_leaves_no_row() -> None:
+    lost = [rollout(i, reward, [sample(4, Exclusion.UNDELIVERED)]) for i, reward in enumerate((0, 1))]
+    played = [PlayedGroup(Group("s001-a", 1, Phase.TRAIN, "a", "h", 2, "a"), lost)]
+    assert not left_rows(played)
+    update = plan([played[0]])
+    assert update.rows == [] and update.account.excluded == {Exclusion.UNDELIVERED: 8}
+    assert left_rows([*played, group("b", [0, None], [[3], [4]])])
 
 
 GROUPS = st.lists(
