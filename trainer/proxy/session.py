@@ -103,7 +103,7 @@ class Session:
         if room < 1:
             self.capture.over_length = True
             raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=tokens, limit=self._context)
-        self.capture.over_length = False
+        self.capture.over_length = self.capture.turn_cap_hit = False
         limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
         flight = Flight(asyncio.create_task(self._generate(request, place, sampling, stripped), name=f"turn of {self.rollout_id}"))

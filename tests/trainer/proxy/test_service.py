@@ -102,6 +102,21 @@ async def test_client_that_hangs_up_cancels_the_engine(rollout: Rollout) -> None
     assert (capture.policy_turns, capture.cancelled) == (1, 1)
 
 
+@pytest.mark.parametrize("max_turns", [1])
+async def test_a_turn_cap_that_did_not_end_the_harness_is_forgotten(rollout: Rollout) -> None:
+    rollout.engine.script, rollout.engine.gate = [say("One.")], asyncio.Event()
+    given_up = asyncio.create_task(say_hello(rollout))
+    await until(lambda: rollout.engine.started == 1)
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        await say_hello(rollout, [{"role": "user", "content": "At the same time."}])
+    given_up.cancel()
+    await until(lambda: rollout.engine.cancelled == 1)
+    rollout.engine.gate.set()
+    await say_hello(rollout, [{"role": "user", "content": "Once more."}])
+    capture = await rollout.close()
+    assert (capture.policy_turns, capture.turn_cap_hit) == (1, False)
+
+
 async def test_one_of_two_waiters_may_leave(rollout: Rollout) -> None:
     rollout.engine.script, rollout.engine.gate = [say("One.")], asyncio.Event()
     stays = asyncio.create_task(say_hello(rollout))
