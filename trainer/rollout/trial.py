@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
-from server.schemas.capture import BranchReason, CaptureRecord
+from server.schemas.capture import CaptureRecord
 from server.schemas.events import CaptureBody, OutcomeBody, TrialBody
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.rundir import RunDir, write_atomic
@@ -21,6 +17,7 @@ from server.schemas.spool import Reporter
 from server.schemas.states import Phase, TrialState
 from server.schemas.tasks import HELD_OUT, TRAIN
 from server.schemas.trials import ProxyEndpoint, TrialRequest, TrialView
+from trainer.capture.record import to_npz
 from trainer.capture.sample import Sample
 from trainer.engine.base import Sampling
 
@@ -30,6 +27,8 @@ from .runner_client import RunnerClient
 
 
 class Capture(CaptureFacts, Protocol):
+    @property
+    def malformed_turns(self) -> int: ...
     def samples(self) -> list[Sample]: ...
     def record(self, trial_id: str) -> CaptureRecord: ...
 
@@ -92,7 +91,7 @@ class TrialRoom:
         outcome = admit(view if isinstance(view, Failed) else _runner_outcome(view), capture)
         record = capture.record(trial_id)
         samples = capture.samples()
-        body = await asyncio.to_thread(_keep, self.run, record, samples, self.spec.reporting.keep_captures)
+        body = await asyncio.to_thread(_keep, self.run, record, samples, capture.malformed_turns, self.spec.reporting.keep_captures)
         self.reporter.report(OutcomeBody(trial_id=trial_id, outcome=outcome))
         self.reporter.report(body)
         trained = samples if isinstance(outcome, Scored) else []
@@ -120,13 +119,13 @@ def _runner_outcome(view: TrialView) -> Scored | Failed:
     return view.outcome
 
 
-def _keep(run: RunDir, record: CaptureRecord, samples: list[Sample], arrays: bool) -> CaptureBody:
+def _keep(run: RunDir, record: CaptureRecord, samples: list[Sample], malformed_turns: int, arrays: bool) -> CaptureBody:
     """Write `captures/<trial_id>.json` and, with `arrays`, the token arrays beside it."""
     path = run.captures / f"{record.trial_id}.json"
     text = record.model_dump_json(indent=1)
     write_atomic(path, text)
     if arrays:
-        _write_arrays(path.with_suffix(".npz"), samples)
+        path.with_suffix(".npz").write_bytes(to_npz(samples))
     return CaptureBody(
         trial_id=record.trial_id,
         path=str(path.relative_to(run.root)),
@@ -136,18 +135,5 @@ def _keep(run: RunDir, record: CaptureRecord, samples: list[Sample], arrays: boo
         branches=len(record.branches),
         sampled_tokens=record.sampled_tokens,
         tool_calls=sum(len(turn.tool_calls) for turn in record.turns),
-        malformed_turns=sum(branch.reason is BranchReason.MALFORMED_TURN for branch in record.branches),
+        malformed_turns=malformed_turns,
     )
-
-
-def _write_arrays(path: Path, samples: list[Sample]) -> None:
-    """One array per name and branch: `tokens_0`, `mask_0`, `log_probs_0`, `versions_0`, `routed_0`, `routes_0`, `tokens_1`, …"""
-    arrays: dict[str, np.ndarray] = {}
-    for number, sample in enumerate(samples):
-        for name in ("tokens", "mask", "log_probs", "versions", "routed", "routes"):
-            value = getattr(sample, name)
-            if value is not None:
-                arrays[f"{name}_{number}"] = value
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy types the keyword arguments as its own flags
-    path.write_bytes(buffer.getvalue())

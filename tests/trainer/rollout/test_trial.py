@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from server.schemas.capture import CaptureRecord
@@ -22,6 +21,7 @@ from server.schemas.trials import TrialRequest
 from tests.trainer.scripted import ScriptedEngine, say
 from tests.trainer.support.fake_runner import FakeRunner, Harness, scored
 from tests.trainer.tokenizer import make_tokenizer
+from trainer.capture.record import from_npz
 from trainer.engine.base import EngineError
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
@@ -99,8 +99,23 @@ async def test_a_trial_becomes_a_rollout_with_a_capture_and_events(world: World)
 
     record = CaptureRecord.model_validate_json((world.run.root / capture.path).read_bytes())
     assert record.sampled_tokens == rollout.sampled
-    arrays = np.load(world.run.captures / "s001-t-3.npz")
-    assert (arrays["tokens_0"] == rollout.samples[0].tokens).all() and arrays["mask_0"].sum() == rollout.sampled
+    (stored,) = from_npz((world.run.captures / "s001-t-3.npz").read_bytes())
+    assert (stored.tokens == rollout.samples[0].tokens).all() and stored.mask.sum() == rollout.sampled
+
+
+async def test_every_malformed_turn_is_counted_the_one_that_nothing_follows_too(world: World) -> None:
+    async def dropping(harness: Harness, request: TrialRequest) -> Scored:
+        messages = [{"role": "user", "content": "repair it"}]
+        for number in range(2):
+            await harness.chat(messages)
+            messages.append({"role": "user", "content": f"format error {number}"})
+        return scored(0)
+
+    world.runner.play = dropping
+    world.engine.script = ["<tool_call>\nno json\n</tool_call><|im_end|>"] * 2
+    rollout = await world.room.play(GROUP, 0)
+    (capture,) = (event for event in world.events() if isinstance(event, CaptureBody))
+    assert (rollout.turns, capture.branches, capture.malformed_turns) == (2, 2, 2)
 
 
 async def test_rows_hold_exactly_what_was_sampled(world: World) -> None:
