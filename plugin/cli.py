@@ -156,7 +156,7 @@ def status(target: Target, run_id: str | None, follow: bool, as_json: bool) -> N
 
     client = target.client()
     if follow:
-        _finish(_watch(target, run_id or client.latest().run_id))
+        _finish(_watch(target, client.run(run_id).run_id if run_id else client.latest().run_id))
     if run_id is None:
         runs = client.runs()
         _print((r.model_dump_json() for r in runs) if as_json else show.runs(runs))

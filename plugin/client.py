@@ -37,20 +37,28 @@ WAIT_S = 8.0
 def find_server(data: DataDir) -> ServerFile:
     """Where the server of a data directory says it listens. Raises ServerAbsent; whether it still does, only a request tells."""
     try:
-        return ServerFile.model_validate_json(data.server_file.read_bytes())
+        server = ServerFile.model_validate_json(data.server_file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise ServerAbsent(f"no server is running on {data.root}: run `rl up`") from None
     except (OSError, ValidationError):
         raise ControlError(f"cannot read {data.server_file}: run `rl up` again, or name the server with --url") from None
+    if not Path(f"/proc/{server.pid}").exists():  # killed: its port, and with it the token, may be someone else's by now
+        raise ServerAbsent(f"no server is running on {data.root}: run `rl up`")
+    return server
 
 
 def read_token(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        token = path.read_text().strip()
     except (FileNotFoundError, NotADirectoryError):
         raise ServerAbsent(f"no token at {path}: the server writes it when it first starts; run `rl up` or give --token-file") from None
     except OSError as error:
         raise ControlError(f"cannot read the token {path}: {error.strerror}; run as the user who owns it or give --token-file") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not token.isascii() or not token.isprintable() or not token:
+        raise ControlError(f"{path} holds no token: `rl down` and `rl up` make a new one, or give --token-file")
+    return token
 
 
 class Client:
@@ -58,7 +66,11 @@ class Client:
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {token}"}, timeout=TIMEOUT_S, trust_env=False)
+        headers = {"authorization": f"Bearer {token}"}
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise ControlError(f"{url} is no address of a server: {error}") from None
 
     @classmethod
     def of(cls, data: DataDir, url: str | None = None, token_file: Path | None = None) -> Client:
@@ -153,6 +165,8 @@ class Client:
             response = self._http.request(method, path, content=content, headers=headers, params=params, timeout=timeout)
         except httpx.ConnectError:
             raise ServerAbsent(f"no server answers at {self.url}: run `rl up`") from None
+        except httpx.UnsupportedProtocol:
+            raise ControlError(f"{self.url} is no address of a server: give one such as http://127.0.0.1:8420") from None
         except httpx.TimeoutException:
             raise ControlError(
                 f"the server at {self.url} did not answer within {timeout:g} s: see server.log, or `rl down` and `rl up`"

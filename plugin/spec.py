@@ -21,8 +21,10 @@ def spec_request(source: str, overrides: dict[str, Any], base: Path) -> SpecRequ
     Paths are relative to `base`. Raises ControlError when the file cannot be read as a YAML mapping.
     """
     if not ("/" in source or source.endswith((".yaml", ".yml", ".json"))):
-        return SpecRequest(document={"extends": source}, overrides=overrides, base=str(base) if overrides else "")
-    path = base / source
+        return _request(f"--set of {source}", {"extends": source}, overrides, str(base) if overrides else "")
+    path = base / Path(source).expanduser()
+    if path.exists() and not path.is_file():
+        raise ControlError(f"{path} is not a file: name a YAML file, or a preset such as {DEFAULT}")
     try:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -33,7 +35,18 @@ def spec_request(source: str, overrides: dict[str, Any], base: Path) -> SpecRequ
         raise ControlError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
         raise ControlError(f"{path} must hold a mapping of RunSpec fields, for example `extends: {DEFAULT}`")
-    return SpecRequest(document=document, overrides=overrides, base=str(path.parent.resolve()))
+    return _request(str(path), document, overrides, str(path.parent.resolve()))
+
+
+def _request(what: str, document: dict[str, Any], overrides: dict[str, Any], base: str) -> SpecRequest:
+    try:
+        request = SpecRequest(document=document, overrides=overrides, base=base)
+        request.model_dump_json()
+    except ValueError:  # keys that are no text, bytes, half characters, anchors that hold themselves
+        raise ControlError(
+            f"{what} holds more than text, numbers, lists and mappings with names: see docs/runs.md for the fields"
+        ) from None
+    return request
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:

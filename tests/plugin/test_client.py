@@ -1,3 +1,4 @@
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,30 @@ def test_a_wrong_token_is_refused_in_one_line(client: Client, tmp_path: Path) ->
     stranger = Client.of(DataDir(tmp_path), url=client.url)
     with pytest.raises(ControlError, match="refused the token"):
         stranger.plan(spec_request("local", {}, HERE))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", "tokén".encode(), b"two\nlines"])
+def test_a_file_that_is_no_token_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ControlError, match="holds no token"):
+        Client.of(DataDir(tmp_path), url="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8420", "http://[::", "ftp://here"])
+def test_what_is_no_address_is_refused_in_one_line(data: DataDir, client: Client, url: str) -> None:
+    with pytest.raises(ControlError, match="is no address of a server"):
+        Client.of(data, url=url).runs()
+
+
+def test_the_port_of_a_killed_server_is_not_trusted(client: Client, empty: DataDir) -> None:
+    """Whoever listens there now is not sent the token."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    empty.root.mkdir()
+    empty.token.write_text("t\n")
+    empty.server_file.write_text(ServerFile(url=client.url, pid=gone.pid, create_time=0).model_dump_json())
+    with pytest.raises(ServerAbsent, match="run `rl up`"):
+        Client.of(empty)
 
 
 def test_no_server_says_how_to_start_one(empty: DataDir) -> None:

@@ -21,7 +21,16 @@ def test_a_path_is_a_file_and_its_directory_the_base(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("a: [", "not valid YAML"), ("- a", "must hold a mapping"), ("", "must hold a mapping"), (b"\xff\xfe\x00", "not a text file")],
+    [
+        ("a: [", "not valid YAML"),
+        ("- a", "must hold a mapping"),
+        ("", "must hold a mapping"),
+        (b"\xff\xfe\x00", "not a text file"),
+        ("1: 2", "mappings with names"),
+        ("x: !!binary /////w==", "more than text"),
+        ("a: &a [*a]", "more than text"),
+        ('a: "\\ud800"', "more than text"),
+    ],
 )
 def test_a_file_that_is_no_spec_is_refused_in_one_line(tmp_path: Path, content: str | bytes, words: str) -> None:
     file = tmp_path / "run.yaml"
@@ -34,6 +43,13 @@ def test_a_file_that_is_no_spec_is_refused_in_one_line(tmp_path: Path, content: 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ControlError, match=r"cannot read .*absent\.yaml: No such file"):
         spec_request("absent.yaml", {}, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.directory/", "/dev/zero"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.directory").mkdir()
+    with pytest.raises(ControlError, match="is not a file"):
+        spec_request(name, {}, tmp_path)
 
 
 def test_overrides_are_yaml_values() -> None:
