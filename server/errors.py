@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
+from .security import redact
 from .spec import SpecError
+
+log = logging.getLogger(__name__)
 
 
 def no_run(run_id: str) -> HTTPException:
@@ -18,6 +24,16 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(SpecError)
     def spec_error(_: Request, error: SpecError) -> JSONResponse:
         return JSONResponse({"detail": str(error), "checks": [check.model_dump(mode="json") for check in error.problems]}, 422)
+
+    @app.exception_handler(SQLAlchemyError)
+    def no_record(_: Request, error: SQLAlchemyError) -> JSONResponse:
+        reason = redact(str(getattr(error, "orig", None) or error).strip().partition("\n")[0])
+        log.warning("the record cannot be used: %s", reason)
+        return JSONResponse({"detail": f"the record cannot be used: {reason}; see the disk and server.log"}, 503)
+
+    @app.exception_handler(Exception)  # the framework logs it with its traceback
+    def fault(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"the server itself failed ({type(error).__name__}): see server.log"}, 500)
 
     @app.exception_handler(RequestValidationError)
     def malformed(_: Request, error: RequestValidationError) -> JSONResponse:

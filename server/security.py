@@ -1,6 +1,6 @@
 """Who may ask what: bearer tokens, the browser's cookie, the Host header, response headers, redaction.
 
-* The admin token may do everything. It lies in the data directory (mode 0600), and a browser gets it as a cookie from the form at `/sign-in`.
+* The admin token may do everything. It lies in the data directory (mode 0600); a browser gets it as a cookie from the form at `/sign-in`.
 * A run's event token may report events of that run and nothing else; the record holds only its hash.
 * Reading is open on loopback, where the Host header must name this machine: a page elsewhere cannot rebind its name to us.
 """
@@ -127,7 +127,9 @@ class Perimeter:
         await self._app(scope, receive, send_with_headers)
 
 
-_SECRET = re.compile(r"(?i)(bearer\s+|token=|(?:event_token|runner_token|api[-_]?key)['\"]?\s*[:=]\s*['\"]?)[^\s'\"&]+|(://[^/\s:@]+:)[^\s@/]+(?=@)")
+_SECRET = re.compile(
+    r"(?i)(bearer\s+|token=|(?:event_token|runner_token|api[-_]?key)['\"]?\s*[:=]\s*['\"]?)[^\s'\"&]+|(://[^/\s:@]+:)[^\s@/]+(?=@)"
+)
 
 
 def redact(text: str) -> str:

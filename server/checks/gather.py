@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from ..runs.plans import is_directory, named_paths
 from ..schemas.probes import HarnessRuntime, ModelFacts, SelfTestFacts
 from ..schemas.runspec import RunSpec
 from ..settings import Settings
@@ -45,7 +46,7 @@ def gather(settings: Settings, spec: RunSpec, rooms: Rooms, *, skip_slow: bool) 
         return Facts(
             data_dir=settings.data_dir,
             data=_path(settings.data_dir),
-            paths={name: _path(path) for name, path in _paths(spec).items()},
+            paths={name: _path(path) for name, path in named_paths(spec).items()},
             bind_problem=_bind_problem(),
             memory_mb=_memory_mb(),
             disk_mb=shutil.disk_usage(settings.data_dir).free >> 20,
@@ -69,15 +70,12 @@ def pinned() -> dict[str, dict[str, str]]:
     return found
 
 
-def _paths(spec: RunSpec) -> dict[str, Path]:
-    named = {"data.train": spec.data.train, "data.held_out": spec.data.held_out}
-    if not spec.model.path.startswith("builtin:"):
-        named["model.path"] = Path(spec.model.path)
-    return {name: path for name, path in named.items() if path is not None}
-
-
 def _path(path: Path) -> PathFact:
-    return PathFact(exists=path.exists(), is_dir=path.is_dir(), writable=_is_writable(path))
+    try:
+        exists = path.exists()
+    except OSError:
+        exists = False
+    return PathFact(exists=exists, is_dir=is_directory(path), writable=_is_writable(path))
 
 
 def _is_writable(path: Path) -> bool:

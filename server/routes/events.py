@@ -57,7 +57,7 @@ def events(
     context: Ctx,
     run_id: str,
     source: str | None = None,
-    after: int = 0,
+    after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     problems: bool = False,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> list[StoredEvent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from sqlalchemy.orm import Session
 
@@ -27,11 +28,31 @@ def expected_trials(spec: RunSpec) -> int:
     return spec.trainer.steps * trials_per_step(spec) + len(evaluation_steps(spec)) * spec.trainer.evaluation.rollouts
 
 
+def named_paths(spec: RunSpec) -> dict[str, Path]:
+    """RunSpec field → the directory that it names."""
+    named = {"data.train": spec.data.train, "data.held_out": spec.data.held_out}
+    if not spec.model.path.startswith("builtin:"):
+        named["model.path"] = Path(spec.model.path)
+    return {name: path for name, path in named.items() if path is not None}
+
+
+def is_directory(path: Path) -> bool:
+    """False, too, where it cannot be looked at: a parent is locked, the name is too long."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def make_plan(session: Session, resolved: Resolved) -> Plan:
-    """Stored under its digest; the same spec twice is the same plan. Raises SpecError for a kind of run that does not exist yet."""
+    """Stored under its digest; the same spec twice is the same plan. Raises SpecError for a kind of run that does not exist yet and for
+    directories that are not there."""
     spec = resolved.spec
     if spec.kind is not Kind.TRAIN:
         raise SpecError(problem("kind", f"runs of kind {spec.kind} are not there yet", "use kind: train"))
+    for field, path in named_paths(spec).items():
+        if not is_directory(path):
+            raise SpecError(problem(field, f"{field}: there is no directory {path}", "give one, relative to the spec's file or absolute"))
     plan = Plan(
         digest=resolved.digest,
         summary=_sentence(spec),

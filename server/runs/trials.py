@@ -10,18 +10,19 @@ from sqlalchemy.orm import Session
 
 from ..db.models import CaptureRow, Group, StageTimingRow, Trial
 from ..schemas.api import CaptureInfo, TrialDetail, TrialRow
+from ..schemas.events import Count
 from ..schemas.outcome import OUTCOME, Failed, Scored
 from ..schemas.states import Phase, TrialState
 from ..schemas.trials import StageTiming
 
 
 class TrialFilter(BaseModel):
-    step: int | None = None
+    step: Count | None = None
     phase: Phase | None = None
     state: TrialState | None = None
     group: str | None = None
     limit: int = Field(default=1000, ge=1, le=5000)
-    offset: int = Field(default=0, ge=0)
+    offset: Count = 0
 
 
 def trial_rows(session: Session, run_id: str, filter: TrialFilter) -> list[TrialRow]:

@@ -15,7 +15,10 @@ from .trials import Budgets, Identifier
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Kind(StrEnum):
@@ -51,7 +54,7 @@ class Data(_Section):
     family: Literal["onebug"] | None = None
     train_tasks: int = Field(default=512, ge=1)
     held_out_tasks: int = Field(default=96, ge=1)
-    seed: int = 0
+    seed: Seed = 0
     train: Path | None = None
     held_out: Path | None = None
 
@@ -118,8 +121,8 @@ class Evaluation(_Section):
 
 
 class Trainer(_Section):
-    steps: int = Field(default=12, ge=1)
-    seed: int = 0
+    steps: int = Field(default=12, ge=1, le=1_000_000)
+    seed: Seed = 0
     learning_rate: float = Field(default=1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)

@@ -16,6 +16,9 @@ from ..schemas.checks import Check, Level
 
 Tree = dict[str, Any]
 
+DEEPEST = 16
+"""Sections within sections; no field lies deeper."""
+
 
 class SpecError(Exception):
     """The user's spec is wrong: one Check per problem."""
@@ -91,8 +94,9 @@ def _preset_layers(extends: Any, label: str, seen: tuple[str, ...]) -> list[Laye
 
 
 def _nest(path: str, value: Any) -> Tree:
-    for key in reversed(path.split(".")):
-        if not key:
-            raise SpecError(problem(path, f"override {path!r} is not a field such as trainer.steps"))
+    keys = path.split(".")
+    if not all(keys) or len(keys) > DEEPEST:
+        raise SpecError(problem(path[:100], f"override {path[:100]!r} is not a field such as trainer.steps"))
+    for key in reversed(keys):
         value = {key: value}
     return dict(value)

@@ -42,6 +42,7 @@ def resolve(document: Tree, overrides: dict[str, Any] | None = None, base: str =
     for layer in layers(document, overrides or {}, label):
         tree = merge(tree, layer.tree)
         origin |= dict.fromkeys(leaves(layer.tree), layer.label)
+    _check_text(tree)
     _absolute(tree, base)
     try:
         spec = RunSpec.model_validate(tree)
@@ -57,12 +58,27 @@ def _origin(path: str, origin: dict[str, str]) -> str:
     return next((origin[prefix] for prefix in prefixes if prefix in origin), "default")
 
 
+def _check_text(tree: Tree) -> None:
+    """No path, database or JSON document takes NUL or half of a surrogate pair."""
+    try:
+        text = json.dumps(tree, ensure_ascii=False, default=str)
+        text.encode()
+    except UnicodeEncodeError:
+        text = "\\u0000"
+    if "\\u0000" in text:
+        raise SpecError(problem("spec", "the spec holds a character that is no text (NUL, or half of a surrogate pair)", "remove it"))
+
+
 def _absolute(tree: Tree, base: str) -> None:
     for field in PATH_FIELDS:
         section, key = field.split(".")
         values = tree.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str) and base and not values[key].startswith("builtin:"):
-            tree[section] = values | {key: str((Path(base) / values[key]).resolve())}
+            try:
+                path = (Path(base) / values[key]).resolve()
+            except (OSError, RuntimeError) as error:  # links that lead in a circle
+                raise SpecError(problem(field, f"`{field}`: {error}", "give an existing directory")) from None
+            tree[section] = values | {key: str(path)}
 
 
 def _explain(detail: ErrorDetails, origin: dict[str, str]) -> Check:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 import sqlalchemy as sa
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
@@ -22,6 +22,7 @@ from ..runs.files import Missing, read_capture, run_dir
 from ..runs.status import run_spec, run_status, run_summaries
 from ..runs.trials import TrialFilter, trial_detail, trial_rows
 from ..schemas.checks import Verdict
+from ..schemas.events import Count
 from ..schemas.states import Phase
 from ..security import COOKIE
 from .series import MetricPoint, Series, metric_points, series
@@ -102,7 +103,7 @@ def run_metric(context: Ctx, run_id: str, key: str) -> list[MetricPoint]:
 
 
 @router.get("/runs/{run_id}/trials", dependencies=[READ])
-def trials(context: Ctx, run_id: str, phase: Phase | None = None, step: Annotated[int | None, Query()] = None) -> HTMLResponse:
+def trials(context: Ctx, run_id: str, phase: Phase | None = None, step: Count | None = None) -> HTMLResponse:
     """The trials of one step or evaluation, by default of the newest."""
     with context.db.read() as session:
         query = sa.select(Group.phase, Group.step).where(Group.run_id == run_id).group_by(Group.phase, Group.step)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from server.db.models import PlanRow, Run
@@ -182,3 +183,18 @@ def test_what_is_not_there_is_said(client: TestClient) -> None:
     assert client.get("/api/runs/nope").json() == {"detail": "there is no run nope: `rl status` lists the runs"}
     assert client.post("/api/runs/nope/stop").status_code == 404
     assert client.get("/api/plans/nope").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["events?after=", "trials?offset=", "trials?step="])
+def test_a_number_that_no_column_holds_is_refused(client: TestClient, run_id: str, path: str) -> None:
+    assert client.get(f"/api/runs/{run_id}/{path}{10**20}").status_code == 422
+
+
+def test_a_record_that_cannot_be_used_is_said_in_one_line(client: TestClient) -> None:
+    db = client.app.state.context.db  # type: ignore[attr-defined]
+    with db.write() as session:
+        session.execute(sa.text("ALTER TABLE plans RENAME TO gone"))
+    answer = client.post("/api/plans", json={"document": {"extends": "local"}})
+    assert answer.status_code == 503
+    assert answer.json()["detail"].startswith("the record cannot be used: ")
+    assert "\n" not in answer.json()["detail"]

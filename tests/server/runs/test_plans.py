@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,3 +31,15 @@ def test_the_interval_holds_the_share_and_shrinks_with_n(n: int, data: st.DataOb
 def test_the_interval_is_wilsons() -> None:
     assert wilson(0, 0) == (0, 1)
     assert wilson(8, 10) == pytest.approx((0.49016, 0.94332), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a file", "n" * 5000, "circle"])
+def test_a_plan_names_a_directory_that_is_not_there(client: TestClient, tmp_path: Path, name: str) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    request = {"document": {"extends": "local"}, "overrides": {"model.path": name}, "base": str(tmp_path)}
+    answer = client.post("/api/plans", json=request)
+    assert answer.status_code == 422
+    (check,) = answer.json()["checks"]
+    assert (check["where"], "give" in check["fix"]) == ("model.path", True)
+    assert str(tmp_path / name) in check["message"]

@@ -57,6 +57,15 @@ def test_relative_paths_start_at_the_document() -> None:
         ({"extends": "local"}, {"trainer.steps": "many"}, "`trainer.steps` (override): input should be a valid integer"),
         ({"extends": "local"}, {"trainer..steps": 1}, "is not a field such as trainer.steps"),
         ({"extends": "local"}, {"data.train": "/tasks"}, "set exactly one of data.family and data.train"),
+        (
+            {"extends": "local"},
+            {"trainer.learning_rate": float("inf")},
+            "`trainer.learning_rate` (override): input should be a finite number",
+        ),
+        ({"extends": "local"}, {"trainer.steps": 10**30}, "`trainer.steps` (override): input should be less than or equal to 1000000"),
+        ({"extends": "local"}, {"model.path": "a\0b"}, "a character that is no text"),
+        ({"extends": "local"}, {"reporting.name": ["\ud800"]}, "a character that is no text"),
+        ({"extends": "local"}, {"a." * 100_000 + "b": 1}, "is not a field such as trainer.steps"),
         ({}, {}, "`model` is missing (set it, or start from a preset: `extends: local`)"),
     ],
 )
