@@ -69,7 +69,7 @@ def test_every_wrong_value_fails_the_check(workspace: Path) -> None:
 
 
 def test_values_of_a_kind_differ_on_every_sampled_input_set() -> None:
-    rng = random.Random(0)  # noqa: S311
+    rng = random.Random(0)
     for kind in KINDS.values():
         for _ in range(200):
             inputs = [kind.sample(rng) for _ in range(4)]
@@ -86,7 +86,8 @@ def test_values_of_a_kind_differ_on_every_sampled_input_set() -> None:
         "import os\nos.kill(os.getppid(), 9)\n",
         "not python",
         "import os, sys\nframe = sys._getframe()\nwhile frame:\n    if 'CASES' in frame.f_globals:\n"
-        "        os.write(1, repr([case[1] for case in frame.f_globals['CASES']]).encode())\n        os._exit(0)\n    frame = frame.f_back\n",
+        "        os.write(1, repr([case[1] for case in frame.f_globals['CASES']]).encode())\n        os._exit(0)\n"
+        "    frame = frame.f_back\n",
     ],
 )
 def test_the_check_is_not_fooled_by_the_graded_file(workspace: Path, cheat: str) -> None:
