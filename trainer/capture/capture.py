@@ -41,10 +41,6 @@ class Capture:
         return sum(len(turn.sampled) for turn in self.graph.turns)
 
     @property
-    def tool_calls(self) -> int:
-        return sum(len(turn.message.tool_calls) for turn in self.graph.turns)
-
-    @property
     def malformed_turns(self) -> int:
         """Turns with a block that is no tool call, and turns that the harness dropped."""
         return sum(turn.malformed > 0 or turn.abandoned is BranchReason.MALFORMED_TURN for turn in self.graph.turns)
