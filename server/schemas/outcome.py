@@ -74,6 +74,7 @@ ADMISSION: dict[Termination | Cause, Admission] = {
     Cause.SANDBOX_SETUP: Admission(trained=False, retries=1, fault=Fault.INFRASTRUCTURE),
     Cause.AGENT_SETUP: Admission(trained=False, retries=1, fault=Fault.INFRASTRUCTURE),
     Cause.VERIFIER: Admission(trained=False, retries=1, fault=Fault.INFRASTRUCTURE),
+    Cause.VERIFIER_TIMEOUT: Admission(trained=False, retries=1, fault=Fault.INFRASTRUCTURE),
 }
 
 
