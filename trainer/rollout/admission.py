@@ -53,4 +53,5 @@ def plays_again(outcome: Scored | Failed, attempts: int) -> bool:
     Set-up stages were already tried again by the runner, which knows that no model was called. What the table retries beyond that is a
     grader that could not run: nothing that the policy did made it fail, so a fresh rollout in its place is a fair sample.
     """
-    return isinstance(outcome, Failed) and outcome.cause is Cause.VERIFIER and attempts <= ADMISSION[outcome.cause].retries
+    grader = (Cause.VERIFIER, Cause.VERIFIER_TIMEOUT)
+    return isinstance(outcome, Failed) and outcome.cause in grader and attempts <= ADMISSION[outcome.cause].retries
