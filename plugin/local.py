@@ -153,4 +153,4 @@ def _last_line(log: Path, start: int) -> str:
     with log.open("rb") as file:
         file.seek(start)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("error: ") if lines else "it said nothing (is the disk full?)"

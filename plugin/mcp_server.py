@@ -16,7 +16,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resolve import Elicit, Resolve
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from server.schemas.api import CheckRequest
 from server.schemas.checks import Verdict
@@ -172,6 +172,23 @@ def dashboard_url(ctx: Ctx, run: Annotated[str, Field(description="Run id; empty
         return answers.UrlAnswer(summary=f"Live UI: {url}", url=url)
 
 
+class _Strict(MCPServer[Session]):
+    """Says in one line what is wrong with arguments. One that a tool does not have would be dropped, and a run planned without it."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Ctx | None = None) -> Any:
+        known = {tool.name: list(tool.input_schema["properties"]) for tool in await self.list_tools()}
+        unknown = [argument for argument in arguments if argument not in known.get(name, arguments)]
+        if unknown:
+            raise ToolError(f"{name} has no argument {unknown[0]!r}: it takes {', '.join(known[name]) or 'none'}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = (f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.__cause__.errors())
+            raise ToolError(f"{name}: {'; '.join(wrong)}") from None
+
+
 def build(data: DataDir) -> MCPServer[Session]:
     """The server for one data directory."""
 
@@ -179,7 +196,7 @@ def build(data: DataDir) -> MCPServer[Session]:
     async def session(_: MCPServer[Session]) -> AsyncIterator[Session]:
         yield Session(data)
 
-    server = MCPServer("control", title="lego-rl control plane", version=version("lego-rl"), log_level="WARNING", lifespan=session)
+    server = _Strict("control", title="lego-rl control plane", version=version("lego-rl"), log_level="WARNING", lifespan=session)
     reads = ToolAnnotations(read_only_hint=True, destructive_hint=False)
     writes = ToolAnnotations(read_only_hint=False, destructive_hint=False)
     destroys = ToolAnnotations(read_only_hint=False, destructive_hint=True)
