@@ -123,12 +123,15 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _prepare_database(settings: Settings) -> None:
+    fresh = not settings.data.database.exists()
     try:
         with contextlib.closing(Database(settings.resolved_database_url)) as db:
             db.migrate()
     except ImportError as error:
         raise CannotServe(f"cannot use the database: {error}; --database-url takes postgresql://… or sqlite:///…") from None
     except (SQLAlchemyError, CommandError) as error:
+        if fresh:
+            settings.data.database.unlink(missing_ok=True)
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise CannotServe(f"cannot use the database: {redact(reason)}; see --database-url") from None
 

@@ -47,8 +47,11 @@ class Follower:
     def start(self) -> None:
         """Attach to the runs that an earlier server left, then follow."""
         for run_id, run in self._live():
-            import_processes(self._db, run_id, run)
-            self._abandon_unstarted(run_id)
+            try:
+                import_processes(self._db, run_id, run)
+                self._abandon_unstarted(run_id)
+            except (OSError, ValueError):  # one run's broken files must not keep the server from starting
+                log.exception("cannot attach to run %s", run_id)
         self._thread.start()
 
     def stop(self) -> None:

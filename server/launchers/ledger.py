@@ -24,10 +24,15 @@ def import_processes(db: Database, run_id: str, run: RunDir) -> None:
     """Lines of processes.jsonl → the ledger; a line that is still being written comes next time."""
     if not run.processes_file.exists():
         return
-    text = run.processes_file.read_text()
+    text = run.processes_file.read_text(errors="replace")
     lines = text[: text.rfind("\n") + 1].splitlines()
     with db.write() as session:
-        for process in map(OwnedProcess.model_validate_json, lines):
+        for line in lines:
+            try:
+                process = OwnedProcess.model_validate_json(line)
+            except ValidationError:
+                log.warning("run %s: a line of %s names no process", run_id, run.processes_file.name)  # cut by a full disk
+                continue
             session.merge(ProcessRow(run_id=run_id, **process.model_dump()))
 
 

@@ -38,18 +38,25 @@ class Reporter:
         self._lock = threading.Lock()
         self._pending = _read(self.path)
         self._seq = self._pending[-1].seq if self._pending else 0
-        self._file = self.path.open("a", buffering=1)
+        self._file = self.path.open("ab", buffering=0)
+        self._unwritten = b""
+        """What a full disk did not take; it follows with the next event, so that the lines stay in order."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._ship, name=f"reporter-{source}", daemon=True)
         self._thread.start()
 
     def report(self, body: EventBody) -> None:
-        """Record one event. Returns as soon as it is in the spool file."""
+        """Record one event. Returns as soon as it is in the spool file; where the disk is full, it is still delivered."""
         with self._lock:
             self._seq += 1
             event = Event(source=self.source, seq=self._seq, time=time.time(), body=body)
-            self._file.write(event.model_dump_json() + "\n")
             self._pending.append(event)
+            self._unwritten += event.model_dump_json().encode() + b"\n"
+            try:
+                while self._unwritten:
+                    self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            except OSError as error:
+                log.warning("cannot write %s: %s", self.path, error.strerror)
 
     def close(self, timeout_s: float = 10) -> bool:
         """Stop shipping once everything is acknowledged; False when the server did not take all of it in time."""

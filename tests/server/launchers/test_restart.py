@@ -83,3 +83,15 @@ def test_processes_of_other_people_are_never_signalled(own_server: Server) -> No
     own_server.http.post(f"/api/runs/{run_id}/stop")
     assert own_server.end_of(run_id).state is RunState.STOPPED
     assert mine.poll() is None
+
+
+def test_a_broken_ledger_keeps_no_server_from_starting(own_server: Server) -> None:
+    """A full disk cut a line of it; the processes on the other lines are still ours."""
+    run_id = own_server.start_run("held")
+    until(lambda: own_server.processes(run_id, "trainer"))
+    own_server.kill()
+    with own_server.dir(run_id).processes_file.open("a") as ledger:
+        ledger.write('{"boot_id": "x", "pi\xff\n')
+    own_server.up()
+    own_server.http.post(f"/api/runs/{run_id}/stop")
+    assert own_server.end_of(run_id).state is RunState.STOPPED

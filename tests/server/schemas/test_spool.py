@@ -1,6 +1,8 @@
 """The producer's side of the event protocol against a real HTTP server."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.schemas.events import EventBatch, LogBody
+from server.schemas.events import Event, EventBatch, LogBody
 from server.schemas.spool import Reporter
 
 
@@ -90,3 +92,28 @@ def test_reporting_does_not_wait_for_the_server(tmp_path: Path) -> None:
     reporter.report(log_event(0))
     assert len((tmp_path / "trainer.jsonl").read_text().splitlines()) == 1
     assert not reporter.close(timeout_s=0.1)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from server.schemas.events import LogBody
+from server.schemas.spool import Reporter
+
+reporter = Reporter(sys.argv[1], "r1", "token", "trainer", Path(sys.argv[2]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for n in range(1, 301):
+    reporter.report(LogBody(name=f"log-{n}", path="logs/x"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+reporter.report(LogBody(name="log-301", path="logs/x"))
+sys.exit(not reporter.close(60))
+"""
+
+
+def test_a_full_disk_fails_no_caller_and_loses_nothing(tmp_path: Path) -> None:
+    sink = Sink()
+    with listening(sink) as url:
+        subprocess.run([sys.executable, "-P", "-c", FULL_DISK, url, tmp_path], check=True, capture_output=True)
+    assert sorted(sink.events) == list(range(1, 302))
+    lines = (tmp_path / "trainer.jsonl").read_bytes().splitlines()
+    assert [Event.model_validate_json(line).seq for line in lines] == list(range(1, 302))
