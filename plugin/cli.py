@@ -6,6 +6,7 @@ Only click is imported here; each command imports what it needs, so that `rl --h
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -72,8 +73,9 @@ def _spec_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _print(lines: Iterable[str]) -> None:
+    """What a policy or a task wrote must not steer the terminal."""
     for line in lines:
-        click.echo(line)
+        click.echo("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in line))
 
 
 @main.command()
@@ -137,7 +139,12 @@ def run(target: Target, spec: str, overrides: tuple[str, ...], only_plan: bool, 
     _print(show.plan(plan))
     if only_plan:
         return
-    if not yes and not click.confirm("Start this run?"):
+    try:
+        agreed = yes or click.confirm("Start this run?")
+    except click.Abort:
+        click.echo()
+        raise ControlError("not started: nobody answered; --yes starts without asking") from None
+    if not agreed:
         raise ControlError("not started")
     started = client.start(plan.digest)
     click.echo(f"{started.run_id} is {started.state}  {client.dashboard(started.run_id)}")
@@ -171,14 +178,16 @@ def _watch(target: Target, run_id: str) -> RunStatus:
 
     on_terminal = sys.stdout.isatty()
     clear = "\r\x1b[K" if on_terminal else ""
+    width = shutil.get_terminal_size().columns - 3  # a line that wraps could not be overwritten
     try:
         return follow(
             target.client,
             run_id,
             say=lambda line: click.echo(clear + line),
-            say_now=lambda line: click.echo(f"{clear}  {line}", nl=False) if on_terminal else None,
+            say_now=lambda line: click.echo(f"{clear}  {line[:width]}", nl=False) if on_terminal else None,
         )
     except KeyboardInterrupt:
+        click.echo(clear, nl=False)
         raise ControlError(f"no longer watching; the run goes on (`rl stop {run_id}` ends it)") from None
 
 

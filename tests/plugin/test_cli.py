@@ -56,6 +56,23 @@ def test_a_plan_is_shown_and_nothing_starts_without_a_yes(client: Client, data: 
     assert client.runs() == []
 
 
+def test_without_anyone_to_ask_nothing_starts(client: Client, data: DataDir) -> None:
+    result = rl(data, "run")
+    assert (result.returncode, result.stderr) == (1, "Error: not started: nobody answered; --yes starts without asking\n")
+    assert client.runs() == []
+
+
+def test_what_a_run_is_called_does_not_steer_the_terminal(client: Client, data: DataDir) -> None:
+    result = rl(data, "run", "--plan", "--set", r'reporting.name="a\e[2Jb"')
+    assert "reporting.name = a\ufffd[2Jb  (override)" in result.stdout
+
+
+def test_a_reader_that_leaves_is_no_error(client: Client, data: DataDir) -> None:
+    command = f"{RL} --data-dir {data.root} run --plan | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (result.stdout.count("\n"), result.stderr) == (1, "")
+
+
 def test_only_planning_is_fine(client: Client, data: DataDir) -> None:
     result = rl(data, "run", "--plan")
     assert result.returncode == 0
