@@ -42,6 +42,7 @@ class Reporter:
         self._unwritten = b""
         """What a full disk did not take; it follows with the next event, so that the lines stay in order."""
         self._closing = threading.Event()
+        self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._ship, name=f"reporter-{source}", daemon=True)
         self._thread.start()
 
@@ -59,16 +60,17 @@ class Reporter:
                 log.warning("cannot write %s: %s", self.path, error.strerror)
 
     def close(self, timeout_s: float = 10) -> bool:
-        """Stop shipping once everything is acknowledged; False when the server did not take all of it in time."""
+        """Stop shipping once everything is acknowledged; False when the server did not take all of it in time. The file keeps the rest."""
         self._closing.set()
         self._thread.join(timeout_s)
+        self._given_up.set()
         with self._lock:
             self._file.close()
             return not self._pending
 
     def _ship(self) -> None:
         with httpx.Client(timeout=10, headers=self._headers, trust_env=False) as client:
-            while True:
+            while not self._given_up.is_set():
                 with self._lock:
                     batch = self._pending[:BATCH]
                 if not batch:
@@ -78,14 +80,12 @@ class Reporter:
                                 return
                     continue
                 try:
-                    response = client.post(
-                        self._url, content=EventBatch(events=batch).model_dump_json(), headers={"content-type": "application/json"}
-                    )
+                    response = client.post(self._url, content=EventBatch(events=batch).model_dump_json())
                     response.raise_for_status()
                     stored = EventAck.model_validate_json(response.content).stored
                 except httpx.HTTPError as error:
                     log.warning("events of %s not delivered, will send them again: %s", self.source, error)
-                    time.sleep(RETRY_S)
+                    self._given_up.wait(RETRY_S)
                     continue
                 with self._lock:
                     self._pending = [event for event in self._pending if event.seq > stored]

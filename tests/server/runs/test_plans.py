@@ -14,7 +14,7 @@ from server.spec import resolve
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [0, 12]), (4, [0, 4, 8, 12]), (5, [0, 5, 10, 12]), (12, [0, 12]), (20, [0, 12])])
 def test_evaluations_are_before_between_and_after(every: int, steps: list[int]) -> None:
-    spec = resolve({"extends": "local"}, {"trainer.evaluation.every": every}).spec
+    spec = resolve({"extends": "local"}, {"trainer.steps": 12, "trainer.evaluation.every": every}).spec
     assert evaluation_steps(spec) == steps
     assert expected_trials(spec) == 12 * 64 + len(steps) * 128
 
