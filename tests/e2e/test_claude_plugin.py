@@ -4,17 +4,19 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plugin.client import Client
 from server.schemas.datadir import DataDir
 from server.schemas.states import RunState
 from tests.support.claude_cli import claude_cli, claude_env
 from tests.support.quick_server import quick_server
 from tests.support.scripted_anthropic import Body, Script, call, say, scripted_anthropic, tool_results
+from tests.support.whole import real_server
 
 ROOT = Path(__file__).parents[2]
 TOOL = "mcp__plugin_rl_control__"
@@ -90,7 +92,9 @@ def repeat(summary: Callable[[dict[str, Any]], str]) -> Callable[[Body], list[di
 
 @pytest.mark.claude
 @pytest.mark.slow
-def test_check_run_status_dashboard(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("control_plane", [quick_server, real_server], ids=["quick trainer", "real run"])
+def test_check_run_status_dashboard(tmp_path: Path, control_plane: Callable[[DataDir], AbstractContextManager[Client]]) -> None:
     script = Script(
         [
             lambda body: [call(TOOL + "check", spec="local", overrides=OVERRIDES, skip_slow=True)],
@@ -107,7 +111,7 @@ def test_check_run_status_dashboard(tmp_path: Path) -> None:
     )
     data = DataDir(tmp_path / "data" / "lego-rl")
     data.root.mkdir(parents=True)
-    with quick_server(data) as control, scripted_anthropic(script) as url, claude(tmp_path, url) as session:
+    with control_plane(data) as control, scripted_anthropic(script) as url, claude(tmp_path, url) as session:
         assert session.say("/rl:check local trainer.steps=2").startswith("checked: True")
         assert session.permissions == [], "the skill allows the tools that only look"
 

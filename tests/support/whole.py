@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from plugin.client import Client
+from plugin.local import running
 from server.db import Database
 from server.schemas.datadir import DataDir
 
@@ -32,6 +35,22 @@ def data(tmp_path: Path) -> Iterator[DataDir]:
     for process in left:
         process.kill()
     assert not left, f"still running: {[process.cmdline() for process in left]}"
+
+
+@contextmanager
+def real_server(data: DataDir) -> Iterator[Client]:
+    """The control plane as `rl up` starts it, over a data directory that has mini-swe-agent."""
+    RUNTIMES.mkdir(parents=True, exist_ok=True)
+    data.runtimes.symlink_to(RUNTIMES)
+    assert rl(data, "harness", "install", "mini-swe-agent").returncode == 0
+    assert rl(data, "up", "--port", "0").returncode == 0
+    client = running(data)
+    assert client is not None
+    try:
+        yield client
+    finally:
+        client.close()
+        rl(data, "down")
 
 
 def rl(data: DataDir, *arguments: str, timeout_s: float = 900) -> subprocess.CompletedProcess[str]:
