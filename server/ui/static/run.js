@@ -84,10 +84,18 @@ function outcomeChart(element, data) {
   }, stacked(data), element);
 }
 
+// A constant metric, or one that moves in its seventh digit only, still needs an axis.
+function padded(_, min, max) {
+  if (min == null) return [0, 1];
+  const half = Math.max((max - min) / 2, Math.abs(max) * 1e-4, 1e-9) * 1.15;
+  const middle = (min + max) / 2;
+  return [middle - half, middle + half];
+}
+
 function metricChart(element, data) {
   return new uPlot({
     ...base(element, 200),
-    scales: { x: { time: false, range: [0.3, Math.max(data.steps_expected, 1) + 0.7] } },
+    scales: { x: { time: false, range: [0.3, Math.max(data.steps_expected, 1) + 0.7] }, y: { range: padded } },
     axes: [axis({ values: whole }), axis({ values: plain, size: 84 })],
     series: [{}, { stroke: inks["--accent"], width: 2, points: { show: true, size: 5, fill: inks["--accent"] } }],
   }, [[], []], element);
