@@ -27,7 +27,7 @@ TOKENS = {
 }
 
 WHAT_IT_IS = (
-    "The policy: a Qwen3-MoE of half a million parameters made for this demo. Its 700-odd tokens hold whole blocks of the",
+    "The policy: a Qwen3-MoE of half a million parameters made for this demo. Its thousand tokens or so hold whole blocks of the",
     "harness's prompt, and it was warm-started on right and wrong demonstrations. Harness, sandbox, grading and trainer are real.",
     "A rise shows that the loop learns from its own rollouts; it says nothing of larger models, real repositories or other tasks.",
 )
