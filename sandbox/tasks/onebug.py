@@ -20,7 +20,7 @@ _FUNCTIONS = """area price fee gap span rate load cost level speed depth weight 
 reduce convert resolve balance estimate measure compare project combine render compose derive extract inspect process evaluate"""
 FILES, FUNCTIONS = _FILES.split(), _FUNCTIONS.split()
 _NUMBERS = "left right base step count unit size low high first last width height start stop top bottom inner outer"
-_TEXTS = "text name word line label phrase caption message"
+_SCALARS = "value number amount ratio reading sample result"
 _LISTS = "items values rows nums data marks points"
 
 
@@ -47,8 +47,8 @@ def _pair(rng: random.Random) -> list[Any]:
     return rng.choice([[low, low + rng.randint(1, 9)], [low + rng.randint(1, 9), low]])
 
 
-def _text(rng: random.Random) -> list[Any]:
-    return [f" {rng.choice(['red', 'old', 'tiny'])} {rng.choice(['Fox', 'Tree', 'River'])} {rng.choice(['RUNS', 'FALLS', 'SHINES'])} "]
+def _scalar(rng: random.Random) -> list[Any]:
+    return [-rng.randint(2, 90) - rng.choice((0.6, 0.7, 0.8))]
 
 
 def _list(rng: random.Random) -> list[Any]:
@@ -81,18 +81,18 @@ KINDS: dict[str, Kind] = {
         ),
         _pair,
     ),
-    "text": Kind(
-        "{0}.{op}()",
-        _TEXTS.split(),
+    "cast": Kind(
+        "{op}({0})",
+        _SCALARS.split(),
         1,
         (
-            Value("upper", "{0} in upper case", str.upper),
-            Value("lower", "{0} in lower case", str.lower),
-            Value("title", "{0} in title case", str.title),
-            Value("strip", "{0} without outer spaces", str.strip),
-            Value("split", "the list of words of {0}", str.split),
+            Value("int", "the integer part of {0}", int),
+            Value("round", "the nearest integer to {0}", round),
+            Value("abs", "the absolute value of {0}", abs),
+            Value("str", "{0} as text", str),
+            Value("bool", "whether {0} is not zero", bool),
         ),
-        _text,
+        _scalar,
     ),
     "fold": Kind(
         "{op}({0})",

@@ -39,8 +39,22 @@ SCAFFOLD = (
     "\\n",
     " should return ",
     ", but it does not.",
+    "` in ",
+    "the ",
+    " of ",
+    " and ",
+    " by ",
+    " minus ",
+    " to the power ",
+    " + ",
+    " - ",
+    " * ",
+    " // ",
+    " % ",
+    ", ",
 )
-"""Fixed text of the task family and of the demonstrations."""
+"""Fixed text of the task family and of the demonstrations. Words beside an argument are one token with their spaces: what tells the first
+argument from the second is then the token right before it, which is what the first layer of a small model finds."""
 
 
 @dataclass(frozen=True, slots=True)

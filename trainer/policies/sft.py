@@ -16,16 +16,15 @@ from .demonstrations import Episode
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Two phases. First only good demonstrations, until the mean loss on policy tokens over 50 steps is below `skill_loss`: every kind of
-    task is learned in a sudden transition, and bad examples delay it or prevent it. Then `habit_steps` on the mix of ways of working,
-    with learning rates that fall linearly to zero.
+    """Two phases. First only good demonstrations, until the mean loss on policy tokens over 50 steps is below `skill_loss` (or for
+    `skill_steps`): every kind of task is learned in a sudden transition, and bad examples delay it or prevent it. Then `habit_steps` on the
+    mix of ways of working, with learning rates that fall linearly to zero.
     """
 
     batch: int = 16
-    skill_loss: float = 0.004
-    skill_steps: int = 2500
-    """Upper bound of the first phase."""
-    habit_steps: int = 500
+    skill_loss: float = 0.006
+    skill_steps: int = 1500
+    habit_steps: int = 600
     muon_lr: float = 0.015
     adamw_lr: float = 3e-3
 
@@ -59,10 +58,7 @@ def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def train(model: Any, skill: Iterator[Episode], habits: Iterator[Episode], recipe: Recipe, report: Callable[[str], None]) -> None:
-    """Train in place. `skill` gives good demonstrations and `habits` the mix, each episode seen once.
-
-    Raises RuntimeError when the first phase ends at its bound.
-    """
+    """Train in place. `skill` gives good demonstrations and `habits` the mix, each episode seen once."""
     optimizers = _optimizers(model, recipe)
     model.train()
     started = time.monotonic()
@@ -86,8 +82,6 @@ def train(model: Any, skill: Iterator[Episode], habits: Iterator[Episode], recip
             report(f"skill  {number:4d} (at most {recipe.skill_steps})  loss {mean:.4f}  {time.monotonic() - started:.0f} s")
             if mean < recipe.skill_loss:
                 break
-    else:
-        raise RuntimeError(f"the loss on good demonstrations stayed at {mean:.4f} (wanted {recipe.skill_loss}): try another seed")
     recent.clear()
     for number in range(1, recipe.habit_steps + 1):
         mean = step(habits, 1 - (number - 1) / recipe.habit_steps)

@@ -35,10 +35,3 @@ def test_two_phases_learn_what_they_are_shown() -> None:
     assert lines[-1].startswith("habits")
     with torch.no_grad():
         assert model(torch.tensor([[1, 7, 3]])).logits[0, -1].argmax() == 4
-
-
-def test_a_skill_that_is_not_learned_is_an_error() -> None:
-    model = create(tiny(), seed=0)
-    noise = itertools.cycle([Episode([1, 3, a], [0, 0, 1], "good") for a in range(5, 15)])
-    with pytest.raises(RuntimeError, match="try another seed"):
-        train(model, noise, noise, Recipe(batch=10, skill_steps=50, habit_steps=1), lambda line: None)
