@@ -66,6 +66,9 @@ class TurnRecord(BaseModel):
     finish: str
     delivered: bool = True
     policy_version: int = 0
+    """Of the first sampled token."""
+    policy_versions: list[tuple[int, int]] = Field(default_factory=list)
+    """(offset in the sampled tokens, policy version), ascending from 0."""
 
 
 class BranchRecord(BaseModel):
@@ -77,6 +80,9 @@ class BranchRecord(BaseModel):
     tokens: int
     sampled_tokens: int
     excluded: Exclusion | None = None
+    min_version: int = 0
+    max_version: int = 0
+    """Policy versions of the sampled tokens that this branch owns."""
 
 
 class CaptureRecord(BaseModel):

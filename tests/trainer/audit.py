@@ -19,7 +19,7 @@ def audit(capture: Capture, engine: ScriptedEngine, session: str = "r-1") -> Non
         assert turn.prompt_tokens == len(call.prompt)
         assert turn.sampled.tolist() == call.sampled
         np.testing.assert_array_equal(turn.log_probs, np.array(call.log_probs, np.float32))
-        assert turn.version == call.version
+        assert turn.spans == [(0, call.version)]
     samples = capture.samples()
     assert sum(int(sample.mask.sum()) for sample in samples) == sum(len(turn.sampled) for turn in turns) == capture.sampled_tokens
     for sample in samples:

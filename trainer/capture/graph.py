@@ -74,7 +74,8 @@ class Turn(Node):
     tools: bytes = b""
     scaffold: int = 0
     log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    version: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(offset in `sampled`, policy version) in ascending order, the first at 0: a turn that was resumed after a weight update has several."""
     stop: StopReason = "stop"
     malformed: int = 0
     prompt_tokens: int = 0
@@ -92,6 +93,11 @@ class Turn(Node):
     @property
     def sampled(self) -> np.ndarray:
         return self.ids[self.scaffold :]
+
+    def versions(self) -> np.ndarray:
+        """int32 [len(sampled)]: the policy version of every sampled token."""
+        offsets, versions = zip(*self.spans, strict=True)
+        return np.repeat(np.array(versions, np.int32), np.diff([*offsets, len(self.sampled)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +179,21 @@ class Graph:
             node = next(known, None) or Node(message, node, fresh[at : max(at, end)].copy())
         return Place(node, fresh[node.end - base :].tolist())
 
-    def add_turn(self, place: Place, message: Message, generation: Generation, request: Request, *, malformed: int, stripped: bool) -> Turn:
-        """`stripped`: the history was rendered anew because the renderer would not extend the turn that `locate` found."""
+    def add_turn(
+        self,
+        place: Place,
+        message: Message,
+        generation: Generation,
+        request: Request,
+        *,
+        malformed: int,
+        stripped: bool,
+        spans: Sequence[tuple[int, int]] | None = None,
+    ) -> Turn:
+        """`stripped`: the history was rendered anew because the renderer would not extend the turn that `locate` found.
+
+        `spans` are the policy versions that sampled the turn, as in `Turn.spans`; None when `generation.version` sampled all of it.
+        """
         turn = Turn(
             message,
             place.node,
@@ -185,7 +204,7 @@ class Graph:
             tools=request.tools_key,
             scaffold=len(place.scaffold),
             log_probs=np.asarray(generation.log_probs, np.float32),
-            version=generation.version,
+            spans=list(spans or [(0, generation.version)]),
             stop=generation.stop_reason,
             malformed=malformed,
             prompt_tokens=place.end,

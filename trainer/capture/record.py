@@ -36,6 +36,8 @@ def record(capture: Capture, trial_id: str) -> CaptureRecord:
                 tokens=branch.turns[-1].end,
                 sampled_tokens=sum(len(turn.sampled) for turn in branch.owned),
                 excluded=branch.excluded,
+                min_version=min(version for turn in branch.owned for _, version in turn.spans),
+                max_version=max(version for turn in branch.owned for _, version in turn.spans),
             )
             for i, branch in enumerate(branches)
         ],
@@ -59,7 +61,8 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
         sampled_tokens=len(turn.sampled),
         finish=turn.stop,
         delivered=delivered,
-        policy_version=turn.version,
+        policy_version=turn.spans[0][1],
+        policy_versions=turn.spans,
     )
 
 

@@ -76,7 +76,7 @@ def sample(branch: Branch, like: np.ndarray | None) -> Sample:
     log_probs, versions = np.zeros(len(tokens), np.float32), np.full(len(tokens), -1, np.int32)
     for turn in branch.owned:
         here = slice(turn.start + turn.scaffold, turn.end)
-        mask[here], log_probs[here], versions[here] = True, turn.log_probs, turn.version
+        mask[here], log_probs[here], versions[here] = True, turn.log_probs, turn.versions()
     routed[-1] = False  # the last token of a branch is never an input
     first = branch.owned[0]
     return Sample(
