@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from trainer.engine.base import Generation, Sampling, StopReason
+from trainer.engine.base import Generation, OnTokens, Sampling, StopReason, TokenIds
 
 LAYERS, TOP_K, EXPERTS = 2, 3, 16
 
@@ -50,7 +50,15 @@ class ScriptedEngine:
     write: Callable[[], str] | None = None
     """Makes the next text when the script is empty."""
 
-    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
         self.started += 1
         try:
             if self.gate is not None:

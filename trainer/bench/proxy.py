@@ -11,14 +11,14 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from trainer.engine.base import Generation, Sampling
+from trainer.engine.base import Generation, OnTokens, Sampling, TokenIds
+from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
 
@@ -66,7 +66,15 @@ class Instant:
         self._answer = answer
         self.longest = 0
 
-    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
         self.longest = max(self.longest, len(prompt_ids))
         return Generation(list(self._answer), [-0.1] * len(self._answer), None, "stop", 0)
 
@@ -89,7 +97,7 @@ async def _measure(tokenizer: Tokenizer, sessions: int, runs: int) -> Row:
     through: list[float] = []
     seconds = []
     for i in range(runs + 1):
-        urls = [await proxy.open(f"r-{i}-{n}", "key", sampling, TURNS, 1_000_000, "bench") for n in range(sessions)]
+        urls = [await proxy.open(f"r-{i}-{n}", "key", sampling, Limits(TURNS, 1_000_000), "bench") for n in range(sessions)]
         started = time.perf_counter()
         lists = await asyncio.gather(*(_converse(url) for url in urls))
         if i:  # the first round warms caches

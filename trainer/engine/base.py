@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
 StopReason = Literal["stop", "length", "aborted"]
+TokenIds = Sequence[int] | np.ndarray
+"""Token ids; an array is one-dimensional int32."""
+OnTokens = Callable[[list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,18 @@ class EngineError(Exception):
 
 
 class Engine(Protocol):
-    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
-        """Sample one turn behind `prompt_ids`. Cancelling the awaiting task aborts the generation. Raises EngineError."""
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
+        """Sample one turn behind `prompt_ids`. Cancelling the awaiting task aborts the generation. Raises EngineError.
+
+        `on_tokens` is called on the loop with newly sampled ids, in order, before `generate` returns; an engine that cannot stream never
+        calls it. KV that was computed under another `salt` is not reused.
+        """
         ...

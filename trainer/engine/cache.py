@@ -26,17 +26,23 @@ class Slots:
         kind = np.dtype(np.uint8 if shape.experts <= 256 else np.uint16)
         self.routes = np.zeros((capacity, context, shape.layers, shape.top_k), kind) if shape.experts else None
         self.tokens: list[list[int]] = [[] for _ in range(capacity)]
+        self._salts: list[str] = [""] * capacity
         self._free = list(reversed(range(capacity)))
         self._idle: dict[int, str] = {}  # in order of last use
         self._pinned: dict[int, str] = {}
 
-    def acquire(self, session: str, prompt: Sequence[int]) -> int | None:
+    def acquire(self, session: str, salt: str, prompt: Sequence[int]) -> int | None:
         """Pin a slot for `prompt` and cut it back to what it shares with the prompt; None while all slots are pinned.
 
-        At least the last prompt token is left to compute, because its logits are wanted.
+        Only what was computed under the same `salt` is shared. At least the last
+        prompt token is left to compute, because its logits are wanted.
         """
         shared, slot = max(
-            ((_common(self.tokens[slot], prompt), slot) for slot, owner in self._idle.items() if owner == session),
+            (
+                (_common(self.tokens[slot], prompt), slot)
+                for slot, owner in self._idle.items()
+                if owner == session and self._salts[slot] == salt
+            ),
             default=(0, None),
         )
         if slot is None:
@@ -44,7 +50,7 @@ class Slots:
                 return None
             slot = self._blank() if self._free else next(iter(self._idle))
         self._idle.pop(slot, None)
-        self._pinned[slot] = session
+        self._pinned[slot], self._salts[slot] = session, salt
         del self.tokens[slot][min(shared, len(prompt) - 1) :]
         return slot
 

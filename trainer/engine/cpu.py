@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from .base import EngineError, Generation, Sampling, StopReason
+from .base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
 from .cache import Slots
 from .forward import Policy
 from .sampling import draw
@@ -32,9 +32,11 @@ class _Row:
     """One request. `slot` is None until it is admitted."""
 
     session: str
+    salt: str
     prompt: list[int]
     sampling: Sampling
     routes_from: int
+    on_tokens: OnTokens | None
     random: random.Random
     answer: asyncio.Future[Generation]
     slot: int | None = None
@@ -65,13 +67,21 @@ class CpuEngine:
         config, named = read_checkpoint(path)
         return cls(Shape.from_hf(config), named, context=context, slots=slots, seed=seed)
 
-    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
         """See `Engine.generate`. EngineError: prompt and `max_tokens` exceed the context, or the logits are not finite."""
-        prompt = list(prompt_ids)
+        prompt = prompt_ids.tolist() if isinstance(prompt_ids, np.ndarray) else list(prompt_ids)
         self._refuse(prompt, sampling, routes_from)
         number = self._requests[session] = self._requests.get(session, 0) + 1
         draws = random.Random(f"{self._seed}/{session}/{number}")  # noqa: S311 sampling, not secrets
-        row = _Row(session, prompt, sampling, routes_from, draws, asyncio.get_running_loop().create_future())
+        row = _Row(session, salt, prompt, sampling, routes_from, on_tokens, draws, asyncio.get_running_loop().create_future())
         self._waiting.append(row)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._serve(), name="cpu-engine")
@@ -138,7 +148,7 @@ class CpuEngine:
         admitted: list[_Row] = []
         tokens = 0
         for row in self._waiting:
-            if tokens >= _PREFILL_TOKENS or (slot := self._cache.acquire(row.session, row.prompt)) is None:
+            if tokens >= _PREFILL_TOKENS or (slot := self._cache.acquire(row.session, row.salt, row.prompt)) is None:
                 break
             row.slot = slot
             tokens += len(row.prompt) - len(self._cache.tokens[slot])
@@ -157,7 +167,10 @@ class CpuEngine:
             row.log_probs.append(log_prob)
             if not math.isfinite(log_prob):
                 self._fail(row, f"the logits of weight version {self.version} are not finite: the policy has diverged")
-            elif token in row.sampling.stop_token_ids:
+                continue
+            if row.on_tokens is not None:
+                row.on_tokens([token])
+            if token in row.sampling.stop_token_ids:
                 self._finish(row, "stop")
             elif len(row.tokens) == row.sampling.max_tokens:
                 self._finish(row, "length")

@@ -29,6 +29,7 @@ from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.fields import load
 from trainer.proxy.dialects.openai_chat import OpenAIChat
+from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
@@ -78,14 +79,14 @@ class Proxy:
             await asyncio.sleep(0.01)
         return self._url
 
-    async def open(self, rollout_id: str, key: str, sampling: Sampling, max_turns: int, context: int, harness: str) -> str:
+    async def open(self, rollout_id: str, key: str, sampling: Sampling, limits: Limits, harness: str) -> str:
         """Admit a rollout; returns the URL that its harness gets (it appends `/v1/...`).
 
-        `context` is the longest sequence in tokens, `sampling.max_tokens` the longest turn. Raises ValueError for an id that was used.
+        `sampling.max_tokens` is the longest turn. Raises ValueError for an id that was used.
         """
         if rollout_id in self._sessions or rollout_id in self._closed_keys:
             raise ValueError(f"rollout {rollout_id} was opened before; every attempt needs its own id")
-        self._sessions[rollout_id] = Session(rollout_id, key, self._engine, self._rendering, sampling, max_turns, context, harness)
+        self._sessions[rollout_id] = Session(rollout_id, key, self._engine, self._rendering, sampling, limits, harness)
         return f"{self._url}/r/{rollout_id}"
 
     async def close(self, rollout_id: str) -> Capture:

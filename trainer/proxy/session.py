@@ -13,6 +13,7 @@ from trainer.capture.graph import Place, Turn, store_routes
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
+from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 
@@ -35,14 +36,13 @@ class Session:
         engine: Engine,
         rendering: Rendering,
         sampling: Sampling,
-        max_turns: int,
-        context: int,
+        limits: Limits,
         harness: str,
     ) -> None:
         self.rollout_id, self.key = rollout_id, key
-        self.capture = Capture(harness, context)
+        self.capture = Capture(harness, limits.context)
         self._engine, self._rendering = engine, rendering
-        self._sampling, self._max_turns, self._context = sampling, max_turns, context
+        self._sampling, self._limits = sampling, limits
         self._flights: dict[bytes, Flight] = {}
         self._mint = hashlib.blake2b(rollout_id.encode(), digest_size=5).hexdigest()
         self._minted = 0
@@ -95,14 +95,14 @@ class Session:
             raise Refusal(Reason.ENDED, "this rollout has failed: its model is no longer available")
         place, stripped = self._place(request)
         tokens = place.end
-        if self.capture.policy_turns + len(self._flights) >= self._max_turns:
+        if self.capture.policy_turns + len(self._flights) >= self._limits.max_turns:
             self.capture.turn_cap_hit = True
-            message = f"the {self._max_turns} turns of this rollout are used up"
-            raise Refusal(Reason.TURN_CAP, message, tokens=max(tokens, self._context + 1), limit=self._context)
-        room = self._context - tokens
+            message = f"the {self._limits.max_turns} turns of this rollout are used up"
+            raise Refusal(Reason.TURN_CAP, message, tokens=max(tokens, self._limits.context + 1), limit=self._limits.context)
+        room = self._limits.context - tokens
         if room < 1:
             self.capture.over_length = True
-            raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=tokens, limit=self._context)
+            raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=tokens, limit=self._limits.context)
         self.capture.over_length = self.capture.turn_cap_hit = False
         limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))

@@ -20,6 +20,7 @@ from server.schemas.trials import ProxyEndpoint, TrialRequest, TrialView
 from trainer.capture.record import to_npz
 from trainer.capture.sample import Sample
 from trainer.engine.base import Sampling
+from trainer.proxy.limits import Limits
 
 from .admission import CaptureFacts, admit, plays_again
 from .groups import Group, trial_seed
@@ -36,7 +37,7 @@ class Capture(CaptureFacts, Protocol):
 class Proxy(Protocol):
     """The part of `trainer.proxy.Proxy` that a trial needs; it may be an actor's handle."""
 
-    async def open(self, rollout_id: str, key: str, sampling: Sampling, max_turns: int, context: int, harness: str) -> str: ...
+    async def open(self, rollout_id: str, key: str, sampling: Sampling, limits: Limits, harness: str) -> str: ...
     async def close(self, rollout_id: str) -> Capture: ...
 
 
@@ -81,9 +82,8 @@ class TrialRoom:
             TrialBody(trial_id=trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED, group_id=group.group_id, sample=sample)
         )
         key = secrets.token_urlsafe(32)
-        url = await self.proxy.open(
-            trial_id, key, self._sampling(), self.spec.rollout.max_turns, self.spec.model.context, harness=group.harness
-        )
+        limits = Limits(self.spec.rollout.max_turns, self.spec.model.context)
+        url = await self.proxy.open(trial_id, key, self._sampling(), limits, group.harness)
         try:
             view = await self.runner.run(self._request(group, trial_id, url, key))
         finally:

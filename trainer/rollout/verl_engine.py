@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from ray.exceptions import RayError
 
-from trainer.engine.base import EngineError, Generation, Sampling, StopReason
+from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
 
 
 class VerlEngine:
-    """`client` is verl's `LLMServerClient`; sessions stick to one replica."""
+    """`client` is verl's `LLMServerClient`; sessions stick to one replica. Its calls answer once, so nothing is streamed."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def generate(self, session: str, prompt_ids: Sequence[int], sampling: Sampling, routes_from: int = 0) -> Generation:
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
         try:
             output = await self._client.generate(
                 session,
@@ -29,6 +36,7 @@ class VerlEngine:
                 },
                 session=session,
                 routes_from=routes_from,
+                salt=salt,
             )
         except RayError as error:
             raise EngineError(f"generation failed: {str(error).strip().splitlines()[-1]}") from error

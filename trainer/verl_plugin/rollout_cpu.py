@@ -26,7 +26,15 @@ class CpuServer:
         self.engine = engine
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], session: str, routes_from: int = 0, **_: Any
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        session: str,
+        routes_from: int = 0,
+        salt: str = "",
+        **_: Any,
     ) -> TokenOutput:
         """`routed_experts` holds the rows from `routes_from` on, in the engine's narrow type."""
         sampling = Sampling(
@@ -34,7 +42,7 @@ class CpuServer:
             max_tokens=sampling_params["max_tokens"],
             stop_token_ids=tuple(sampling_params["stop_token_ids"]),
         )
-        turn = await self.engine.generate(session, prompt_ids, sampling, routes_from)
+        turn = await self.engine.generate(session, prompt_ids, sampling, routes_from, salt=salt)
         return TokenOutput(
             token_ids=turn.token_ids,
             log_probs=turn.log_probs,

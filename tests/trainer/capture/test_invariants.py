@@ -19,6 +19,7 @@ from trainer.capture.graph import Turn
 from trainer.capture.message import Message
 from trainer.capture.request import Request
 from trainer.engine.base import Sampling
+from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Refusal
 from trainer.proxy.rendering import Rendered, Rendering, Tools
 from trainer.proxy.session import Session
@@ -172,7 +173,7 @@ def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed
     sampling = Sampling(1.0, 150, RENDERINGS[thinking].stop_token_ids)
 
     async def run() -> Session:
-        session = Session("r-1", "key", engine, RENDERINGS[thinking], sampling, max_turns=60, context=4000, harness="test")
+        session = Session("r-1", "key", engine, RENDERINGS[thinking], sampling, Limits(max_turns=60, context=4000), harness="test")
         harness = Harness(session, engine, RENDERINGS[thinking], seed)
         try:
             for name in steps:

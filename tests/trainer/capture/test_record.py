@@ -14,6 +14,7 @@ from trainer.capture.message import Message
 from trainer.capture.record import from_npz, to_npz
 from trainer.capture.request import Request
 from trainer.engine.base import Sampling
+from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
 
@@ -28,7 +29,7 @@ def capture(*, moe: bool, context: int = 4000) -> Capture:
 
     async def run() -> Capture:
         rendering = Rendering(tokenizer)
-        session = Session("r-1", "key", engine, rendering, Sampling(1.0, 200, ()), max_turns=9, context=4000, harness="mini")
+        session = Session("r-1", "key", engine, rendering, Sampling(1.0, 200, ()), Limits(max_turns=9, context=4000), harness="mini")
         first = await session.answer(Request(START, TOOLS, "m"))
         messages = (*START, first.message, Message("tool", "calc.py", tool_call_id=first.message.tool_calls[0].id))
         second = await session.answer(Request(messages, TOOLS, "m"))

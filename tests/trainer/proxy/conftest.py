@@ -15,6 +15,7 @@ from tests.trainer.scripted import ScriptedEngine
 from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.engine.base import Sampling
+from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
 
@@ -73,7 +74,7 @@ def context() -> int:
 async def rollout(proxy: Proxy, engine: ScriptedEngine, rendering: Rendering, max_turns: int, context: int) -> AsyncIterator[Rollout]:
     key = secrets.token_urlsafe(24)
     sampling = Sampling(temperature=1.0, max_tokens=500, stop_token_ids=rendering.stop_token_ids)
-    url = await proxy.open("r-1", key, sampling, max_turns=max_turns, context=context, harness="test")
+    url = await proxy.open("r-1", key, sampling, Limits(max_turns, context), harness="test")
     # Plain HTTP: loading certificates would cost 0.2 s a client. The SDKs want their own httpx.
     async with httpx.AsyncClient(verify=False) as http, httpx2.AsyncClient(verify=False) as sdk:  # noqa: S501
         openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=sdk)

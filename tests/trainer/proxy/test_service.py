@@ -15,6 +15,7 @@ from tests.trainer.audit import audit
 from tests.trainer.proxy.conftest import Rollout
 from tests.trainer.scripted import ScriptedEngine, call, say
 from trainer.engine.base import EngineError, Sampling
+from trainer.proxy.limits import Limits
 from trainer.proxy.service import Proxy
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +50,7 @@ async def test_without_the_key_nothing_is_learned(rollout: Rollout, headers: dic
 
 
 async def test_key_of_another_rollout_is_wrong(rollout: Rollout) -> None:
-    url = await rollout.proxy.open("r-2", "other-key", SAMPLING, 3, 1000, "test")
+    url = await rollout.proxy.open("r-2", "other-key", SAMPLING, Limits(3, 1000), "test")
     client = rollout.openai.with_options(base_url=f"{url}/v1")
     with pytest.raises(openai.AuthenticationError):
         await client.chat.completions.create(model="m", messages=HELLO)
@@ -65,7 +66,7 @@ async def test_closed_and_unknown_rollouts(rollout: Rollout) -> None:
     with pytest.raises(openai.NotFoundError, match="no such rollout"):
         await say_hello(Rollout(**{**vars(rollout), "openai": rollout.openai.with_options(base_url=f"{rollout.url}x/v1")}))
     with pytest.raises(ValueError, match="opened before"):
-        await rollout.proxy.open("r-1", "k", SAMPLING, 3, 1000, "test")
+        await rollout.proxy.open("r-1", "k", SAMPLING, Limits(3, 1000), "test")
     with pytest.raises(KeyError):
         await rollout.proxy.close("never")
 
