@@ -38,6 +38,9 @@ class Exclusion(StrEnum):
     OVER_BUDGET = "over_budget"
     AUXILIARY = "auxiliary"
     UNALIGNED = "unaligned"
+    """Its history was rewritten, and the run trains the parent's exact history only."""
+    OTHER_THREAD = "other_thread"
+    """A sub-agent's, and the run trains the parent's conversation only."""
 
 
 class ToolCallRecord(BaseModel):

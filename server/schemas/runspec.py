@@ -94,9 +94,27 @@ class Rollout(_Section):
     max_turns: int = Field(default=6, ge=1)
 
 
+class TrainRule(StrEnum):
+    """Which branches of a rollout are trained."""
+
+    ALL_BRANCHES = "all_branches"
+    """Everything that the policy sampled and the harness received, in its own context, except auxiliary calls."""
+    PARENT_EXACT = "parent_exact"
+    """The paper's rule (3.2.2, 4.4): the parent's conversation as far as its history stays exact."""
+
+
+class History(StrEnum):
+    """What becomes of the reasoning of earlier turns when a new user message arrives."""
+
+    KEEP = "keep"
+    """It stays: every prompt begins with the ids of the calls before it."""
+    STRIP = "strip"
+    """It goes, as the deployed chat template would drop it; the next prompt starts a branch."""
+
+
 class Capture(_Section):
-    train: Literal["all_branches"] = "all_branches"
-    history: Literal["keep"] = "keep"
+    train: TrainRule = TrainRule.ALL_BRANCHES
+    history: History = History.KEEP
     timeout: Literal["fail", "grade"] = "fail"
 
 

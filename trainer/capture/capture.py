@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from server.schemas.capture import BranchReason, CaptureRecord
+from server.schemas.runspec import TrainRule
 from trainer.capture import samples
 from trainer.capture.graph import Graph
 from trainer.capture.record import record
@@ -45,13 +46,13 @@ class Capture:
         """Turns with a block that is no tool call, and turns that the harness dropped."""
         return sum(turn.malformed > 0 or turn.abandoned is BranchReason.MALFORMED_TURN for turn in self.graph.turns)
 
-    def branches(self) -> list[samples.Branch]:
-        return samples.branches(self.graph.turns, self.context)
+    def branches(self, rule: TrainRule = TrainRule.ALL_BRANCHES) -> list[samples.Branch]:
+        return samples.branches(self.graph.turns, self.context, rule)
 
-    def samples(self) -> list[Sample]:
+    def samples(self, rule: TrainRule = TrainRule.ALL_BRANCHES) -> list[Sample]:
         """One per branch, trained or excluded with its reason. Empty when the engine never answered."""
         like = next((node.routes[:0] for node in self.graph.nodes() if node.routes is not None), None)
-        return [samples.sample(branch, like) for branch in self.branches()]
+        return [samples.sample(branch, like) for branch in self.branches(rule)]
 
-    def record(self, trial_id: str) -> CaptureRecord:
-        return record(self, trial_id)
+    def record(self, trial_id: str, rule: TrainRule = TrainRule.ALL_BRANCHES) -> CaptureRecord:
+        return record(self, trial_id, rule)

@@ -75,7 +75,7 @@ class Turn(Node):
     scaffold: int = 0
     log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """(offset in `sampled`, policy version) in ascending order, the first at 0: a turn that was resumed after a weight update has several."""
+    """(offset in `sampled`, policy version), ascending, the first at 0: a turn that was resumed after a weight update has several."""
     stop: StopReason = "stop"
     malformed: int = 0
     prompt_tokens: int = 0

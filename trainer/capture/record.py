@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from server.schemas.capture import BranchClass, BranchReason, BranchRecord, CaptureRecord, Exclusion, ToolCallRecord, TurnRecord
+from server.schemas.runspec import TrainRule
 from trainer.capture.graph import Turn
 from trainer.capture.sample import Sample
 from trainer.capture.samples import undelivered
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 ARRAYS = ("tokens", "mask", "log_probs", "versions", "routed", "routes")
 
 
-def record(capture: Capture, trial_id: str) -> CaptureRecord:
+def record(capture: Capture, trial_id: str, rule: TrainRule) -> CaptureRecord:
     """Text and numbers of every turn and branch. Sum of the branches' sampled tokens = all sampled tokens."""
-    branches, turns = capture.branches(), capture.graph.turns
+    branches, turns = capture.branches(rule), capture.graph.turns
     lost, owner = undelivered(turns), {turn.index: i for i, branch in enumerate(branches) for turn in branch.owned}
     return CaptureRecord(
         trial_id=trial_id,

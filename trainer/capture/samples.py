@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from server.schemas.capture import BranchClass, BranchReason, Exclusion
+from server.schemas.runspec import TrainRule
 from trainer.capture.graph import Node, Turn
 from trainer.capture.sample import Sample
 
@@ -27,7 +29,7 @@ class Branch:
         return first.diverged or first.abandoned or BranchReason.ROOT
 
 
-def branches(turns: Sequence[Turn], context: int) -> list[Branch]:
+def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branch]:
     """Branches in the order of their first owned turn.
 
     A shared turn goes to a branch that is trained before one that is not, then to the one with more turns, then to the one that the
@@ -46,7 +48,17 @@ def branches(turns: Sequence[Turn], context: int) -> list[Branch]:
         owned = tuple(turn for turn in line if turn.index not in taken)
         taken.update(turn.index for turn in owned)
         found.append(Branch(tuple(line), owned, branch_class, excluded))
+    if rule is TrainRule.PARENT_EXACT:
+        found = [_parent_only(branch) for branch in found]
     return sorted(found, key=lambda branch: branch.owned[0].index)
+
+
+def _parent_only(branch: Branch) -> Branch:
+    """The paper isolates sub-agents from the parent's capture and leaves out what a rewritten history cannot align (3.2.2, 4.4)."""
+    if branch.excluded or (branch.branch_class is BranchClass.POLICY and branch.reason is BranchReason.ROOT):
+        return branch
+    other = branch.branch_class is BranchClass.SUB_AGENT
+    return dataclasses.replace(branch, excluded=Exclusion.OTHER_THREAD if other else Exclusion.UNALIGNED)
 
 
 def undelivered(turns: Sequence[Turn]) -> set[int]:

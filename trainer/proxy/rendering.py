@@ -11,12 +11,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from renderers import Qwen3RendererConfig, create_renderer
 from renderers.base import ParsedToolCall, RenderedTokens, ToolCallParseStatus
 from tokenizers import Tokenizer
 
+from server.schemas.runspec import History
 from trainer.capture.message import Message
 
 Tools = list[dict[str, Any]]
@@ -52,13 +53,16 @@ class Parsed:
 class Rendering:
     """One model family's chat format over one tokenizer. Stateless, so all rollouts share it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, thinking: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, thinking: bool = False, history: History = History.KEEP) -> None:
+        """`history` says whether a turn's reasoning stays in front of a later user message (`bridge`) or the whole is rendered anew."""
         self._tokenizer = tokenizer
-        self._renderer: Any = create_renderer(_Adapter(tokenizer), Qwen3RendererConfig(enable_thinking=thinking, thinking_retention="all"))
+        retention: Literal["all"] | None = "all" if history is History.KEEP else None  # None: as the chat template has it
+        config = Qwen3RendererConfig(enable_thinking=thinking, thinking_retention=retention)
+        self._renderer: Any = create_renderer(_Adapter(tokenizer), config)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
 
     @classmethod
-    def load(cls, model_dir: Path | str, *, thinking: bool = False) -> Rendering:
+    def load(cls, model_dir: Path | str, *, thinking: bool = False, history: History = History.KEEP) -> Rendering:
         """From `tokenizer.json` of a transformers checkpoint.
 
         Raises FileNotFoundError without the file, AssertionError (from `renderers`) when a special token of the family is missing.
@@ -66,7 +70,7 @@ class Rendering:
         path = Path(model_dir) / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the policy's directory must hold a fast tokenizer")
-        return cls(Tokenizer.from_file(str(path)), thinking=thinking)
+        return cls(Tokenizer.from_file(str(path)), thinking=thinking, history=history)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         """A whole conversation with the generation prompt. Raises ValueError when there is no message."""

@@ -105,7 +105,7 @@ class RolloutManager:
         from trainer.proxy.rendering import Rendering
         from trainer.proxy.service import Proxy
 
-        rendering = Rendering.load(model, thinking=self.spec.model.thinking)
+        rendering = Rendering.load(model, thinking=self.spec.model.thinking, history=self.spec.capture.history)
         proxy = Proxy(engine, rendering)
         await proxy.start("127.0.0.1", 0)
         runner = RunnerClient(run.runner_file, token)
