@@ -11,7 +11,8 @@ import numpy as np
 StopReason = Literal["stop", "length", "aborted"]
 TokenIds = Sequence[int] | np.ndarray
 """Token ids; an array is one-dimensional int32."""
-OnTokens = Callable[[list[int]], None]
+OnTokens = Callable[[list[int], list[float]], None]
+"""Newly sampled ids and their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Engine(Protocol):
     ) -> Generation:
         """Sample one turn behind `prompt_ids`. Cancelling the awaiting task aborts the generation. Raises EngineError.
 
-        `on_tokens` is called on the loop with newly sampled ids, in order, before `generate` returns; an engine that cannot stream never
-        calls it. KV that was computed under another `salt` is not reused.
+        `on_tokens` is called on the loop with newly sampled ids and their log-probabilities, in order, before `generate` returns; an
+        engine that cannot stream never calls it. KV that was computed under another `salt` is not reused.
         """
         ...

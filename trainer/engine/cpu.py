@@ -169,7 +169,7 @@ class CpuEngine:
                 self._fail(row, f"the logits of weight version {self.version} are not finite: the policy has diverged")
                 continue
             if row.on_tokens is not None:
-                row.on_tokens([token])
+                row.on_tokens([token], [log_prob])
             if token in row.sampling.stop_token_ids:
                 self._finish(row, "stop")
             elif len(row.tokens) == row.sampling.max_tokens:
