@@ -100,7 +100,7 @@ def stop_server(data: DataDir) -> ServerFile:
         if abs(process.create_time() - server.create_time) > 1:
             raise psutil.NoSuchProcess(server.pid)
         process.terminate()
-        process.wait(STOP_S)
+        _await_end(process)
     except psutil.NoSuchProcess:
         raise ServerAbsent(f"no server is running on {data.root} (process {server.pid} has ended)") from None
     except psutil.AccessDenied:
@@ -108,6 +108,17 @@ def stop_server(data: DataDir) -> ServerFile:
     except psutil.TimeoutExpired:
         raise ControlError(f"the server (process {server.pid}) did not end within {STOP_S} s: see {data.server_log}") from None
     return server
+
+
+def _await_end(process: psutil.Process) -> None:
+    """Until the process has ended, at most STOP_S. A zombie has: whoever started it (`rl demo` in another terminal) has not read its exit
+    code yet. Raises TimeoutExpired."""
+    deadline = time.monotonic() + STOP_S
+    with suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                raise psutil.TimeoutExpired(STOP_S, process.pid)
+            time.sleep(POLL_S)
 
 
 def _usual_port(data: DataDir) -> int:

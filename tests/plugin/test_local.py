@@ -22,6 +22,22 @@ def test_two_starts_at_once_are_one_server(empty: DataDir) -> None:
         stop_server(empty)
 
 
+def test_a_server_whose_starter_lives_on_is_stopped(empty: DataDir) -> None:
+    """`rl down` beside a running `rl demo`: the server's parent has not read its exit code, so it stays as a zombie."""
+    code = f"""
+from pathlib import Path
+from plugin.local import ensure_server
+from server.schemas.datadir import DataDir
+ensure_server(DataDir(Path({str(empty.root)!r})), port=0)
+input("up\\n")
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None and starter.stdout.readline() == "up\n"
+        pid = stop_server(empty).pid
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        starter.communicate("\n")
+
+
 def test_a_process_with_the_same_pid_is_left_alone(empty: DataDir) -> None:
     """server.json of a server that is long gone, whose pid some other program has now."""
     other = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
