@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 from renderers import Qwen3RendererConfig, create_renderer
 from renderers.base import ParsedToolCall, RenderedTokens, ToolCallParseStatus
-from tokenizers import Tokenizer
+from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
+from tokenizers import Tokenizer, decoders
 
 from server.schemas.runspec import History
 from trainer.capture.message import Message
+from trainer.engine.base import TokenIds
 
 Tools = list[dict[str, Any]]
 
@@ -50,6 +52,16 @@ class Parsed:
     malformed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Ids of the tokens that part a sampled turn, for those who read it while it is being sampled."""
+
+    turn: int
+    think: int
+    end_think: int
+    call: int
+
+
 class Rendering:
     """One model family's chat format over one tokenizer. Stateless, so all rollouts share it."""
 
@@ -60,6 +72,8 @@ class Rendering:
         config = Qwen3RendererConfig(enable_thinking=thinking, thinking_retention=retention)
         self._renderer: Any = create_renderer(_Adapter(tokenizer), config)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self.thinking = thinking
+        self.marks = _marks(tokenizer)
 
     @classmethod
     def load(cls, model_dir: Path | str, *, thinking: bool = False, history: History = History.KEEP) -> Rendering:
@@ -88,21 +102,49 @@ class Rendering:
         return _split(rendered, len(known), len(messages))
 
     def parse(self, generation_prompt: list[int], sampled: list[int], tools: Tools) -> Parsed:
+        broken: list[str] = []
         try:
             parsed = self._renderer.parse_response(sampled, tools=tools or None, prompt_ids=generation_prompt)
         except (ValueError, RecursionError):  # a number of thousands of digits, or nesting deeper than the stack: no JSON for anybody
-            return Parsed(self.decode(sampled), None, (), 1)
-        calls, broken = [], []
+            start = self._calls_start(generation_prompt, sampled)
+            parsed = self._renderer.parse_response(sampled[:start], prompt_ids=generation_prompt)
+            broken.append(self.decode(sampled[start:]))
+        calls = []
         for call in parsed.tool_calls:
             if _usable(call):
                 calls.append(ParsedCall(call.name, call.arguments))
             else:
                 broken.append(self.decode(sampled[slice(*call.token_span)]) if call.token_span else call.raw)
         text = "\n".join(part for part in (parsed.content, *broken) if part)
-        return Parsed(text, parsed.reasoning_content, tuple(calls), len(broken))
+        return Parsed(text, (parsed.reasoning_content or "").strip() or None, tuple(calls), len(broken))
+
+    def opens_reasoning(self, generation_prompt: TokenIds) -> bool:
+        """Whether a turn behind this prompt begins inside its reasoning."""
+        prompt = [int(i) for i in generation_prompt]
+        return bool(prompt_ends_in_reasoning(_Adapter(self._tokenizer), prompt, stop_ids=set(self.stop_token_ids)))
+
+    def _calls_start(self, generation_prompt: list[int], sampled: list[int]) -> int:
+        """Where the first tool call of a turn begins; a closed reasoning may hold drafts that are none."""
+        if self.marks is None:
+            return 0
+        adapter, stops = _Adapter(self._tokenizer), set(self.stop_token_ids)
+        reasoning = scan_reasoning(
+            adapter, sampled, prompt_ids=generation_prompt, stop_ids=stops,
+            tool_start_id=self.marks.call, tool_start_closes_reasoning=True,
+        )  # fmt: skip
+        closed = reasoning.text is not None and not reasoning.closed_by_tool
+        return sampled.index(self.marks.call, sampled.index(self.marks.end_think) if closed else 0)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _marks(tokenizer: Tokenizer) -> Marks | None:
+    """None when text cannot be shown piece by piece: a mark is missing, or pieces decode differently from the whole."""
+    ids = [tokenizer.token_to_id(mark) for mark in ("<|im_start|>", "<think>", "</think>", "<tool_call>")]
+    if None in ids or not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return None
+    return Marks(*ids)
 
 
 def _usable(call: ParsedToolCall) -> bool:

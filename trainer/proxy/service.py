@@ -33,6 +33,7 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
+from trainer.proxy.streaming import TurnStream
 
 log = logging.getLogger(__name__)
 
@@ -135,9 +136,11 @@ class Proxy:
 
     async def _answer(self, http: HTTPRequest, dialect: Dialect, session: Session, request: Request) -> Response:
         turn = await _unless_gone(http, session.answer(request))
+        answer_id = str(turn.index)
         if request.stream:
-            return _Answer(turn, "".join(dialect.events(turn, request)), media_type="text/event-stream")
-        return _Answer(turn, json.dumps(dialect.encode(turn, request)), media_type="application/json")
+            stream = TurnStream(self._rendering, turn.ids[: turn.scaffold], dialect.writer(request, turn.prompt_tokens, answer_id))
+            return _Answer(turn, stream.start() + stream.finish(turn), media_type="text/event-stream")
+        return _Answer(turn, json.dumps(dialect.encode(turn, request, answer_id)), media_type="application/json")
 
     def _guarded(self, dialect: Dialect, handle: Handler) -> Callable[[HTTPRequest], Awaitable[Response]]:
         """An endpoint that checks the key, parses the body, and answers every error in the dialect's own words."""

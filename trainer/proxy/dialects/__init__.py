@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from trainer.capture.graph import Turn
 from trainer.capture.request import Request
 from trainer.proxy.refusal import Refusal
+from trainer.proxy.streaming import Writer
 
 
 class Dialect(Protocol):
@@ -15,10 +16,18 @@ class Dialect(Protocol):
         """Raises Refusal(BAD_REQUEST) naming the field that is wrong."""
         ...
 
-    def encode(self, turn: Turn, request: Request) -> dict[str, Any]: ...
-
-    def events(self, turn: Turn, request: Request) -> Iterator[str]:
-        """The turn as server-sent events."""
+    def encode(self, turn: Turn, request: Request, answer_id: str) -> dict[str, Any]:
+        """`answer_id` is unique within the rollout: Claude Code takes two answers of one id for one."""
         ...
 
-    def refuse(self, refusal: Refusal) -> tuple[int, dict[str, Any]]: ...
+    def writer(self, request: Request, prompt_tokens: int, answer_id: str) -> Writer:
+        """The same answer as server-sent events."""
+        ...
+
+    def refuse(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
+        """Status and body in the words that make this dialect's harnesses do the right thing."""
+        ...
+
+    def break_off(self, refusal: Refusal) -> str:
+        """The last event of an answer that cannot be ended, after others were sent."""
+        ...

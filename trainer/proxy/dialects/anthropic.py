@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.capture.graph import Turn
@@ -11,6 +11,7 @@ from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, fold_system, join, sse, wrong
 from trainer.proxy.refusal import Reason, Refusal
+from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Kind, Open, Writer
 
 KNOWN = frozenset(
     {
@@ -51,22 +52,12 @@ class Anthropic:
             unknown=frozenset(body.keys() - KNOWN),
         )
 
-    def encode(self, turn: Turn, request: Request) -> dict[str, Any]:
-        usage = {**_usage(turn), "output_tokens": len(turn.sampled)}
-        return {**_head(turn, request), "content": _blocks(turn), "stop_reason": _stop(turn), "usage": usage}
+    def encode(self, turn: Turn, request: Request, answer_id: str) -> dict[str, Any]:
+        usage = _usage(turn.prompt_tokens, len(turn.sampled))
+        return {**_head(request, answer_id), "content": _blocks(turn), "stop_reason": _stop(turn), "usage": usage}
 
-    def events(self, turn: Turn, request: Request) -> Iterator[str]:
-        head = {**_head(turn, request), "content": [], "stop_reason": None, "usage": {**_usage(turn), "output_tokens": 0}}
-        yield _event("message_start", message=head)
-        for i, block in enumerate(_blocks(turn)):
-            start, deltas = _as_deltas(block)
-            yield _event("content_block_start", index=i, content_block=start)
-            for delta in deltas:
-                yield _event("content_block_delta", index=i, delta=delta)
-            yield _event("content_block_stop", index=i)
-        delta = {"stop_reason": _stop(turn), "stop_sequence": None}
-        yield _event("message_delta", delta=delta, usage={"output_tokens": len(turn.sampled)})
-        yield _event("message_stop")
+    def writer(self, request: Request, prompt_tokens: int, answer_id: str) -> Writer:
+        return _Events(request, prompt_tokens, answer_id)
 
     def refuse(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
         status, kind = STATUS[refusal.reason]
@@ -74,6 +65,9 @@ class Anthropic:
         if refusal.reason in (Reason.OVERFLOW, Reason.TURN_CAP):  # the one wording that Claude Code does not send again
             message = f"prompt is too long: {refusal.tokens} tokens > {refusal.limit} maximum"
         return status, {"type": "error", "error": {"type": kind, "message": message}}
+
+    def break_off(self, refusal: Refusal) -> str:
+        return sse(self.refuse(refusal)[1], "error")
 
 
 def _system(system: Any) -> list[Message]:
@@ -157,19 +151,11 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.content:
         blocks.append({"type": "text", "text": message.content})
-    return blocks + [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in message.tool_calls]
+    return blocks + [_tool_use(call) for call in message.tool_calls]
 
 
-def _as_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as its opening state and what is added to it."""
-    match block["type"]:
-        case "text":
-            return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-        case "thinking":
-            deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}, {"type": "signature_delta", "signature": ""}]
-            return {**block, "thinking": ""}, deltas
-        case _:
-            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
 
 
 def _stop(turn: Turn) -> str:
@@ -178,12 +164,58 @@ def _stop(turn: Turn) -> str:
     return "tool_use" if turn.message.tool_calls else "end_turn"
 
 
-def _head(turn: Turn, request: Request) -> dict[str, Any]:
-    return {"id": f"msg_{turn.index}", "type": "message", "role": "assistant", "model": request.model, "stop_sequence": None}
+def _head(request: Request, answer_id: str) -> dict[str, Any]:
+    return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant", "model": request.model, "stop_sequence": None}
 
 
-def _usage(turn: Turn) -> dict[str, int]:
-    return {"input_tokens": turn.prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+def _usage(prompt_tokens: int, sampled: int) -> dict[str, int]:
+    return {"input_tokens": prompt_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": sampled}
+
+
+class _Events:
+    def __init__(self, request: Request, prompt_tokens: int, answer_id: str) -> None:
+        self._head = {**_head(request, answer_id), "content": [], "stop_reason": None, "usage": _usage(prompt_tokens, 0)}
+        self._index = -1
+        self._kind: Kind = "text"
+
+    def start(self) -> str:
+        return _event("message_start", message=self._head)
+
+    def write(self, events: Iterable[Event]) -> str:
+        return "".join(self._one(event) for event in events)
+
+    def keep_alive(self, blocks: Blocks) -> str:
+        """Claude Code gives up after 300 s without a real event; pings and comments are none for it."""
+        return self.write(blocks.idle())
+
+    def end(self, turn: Turn) -> str:
+        delta = {"stop_reason": _stop(turn), "stop_sequence": None}
+        return _event("message_delta", delta=delta, usage={"output_tokens": len(turn.sampled)}) + _event("message_stop")
+
+    def _one(self, event: Event) -> str:
+        match event:
+            case Open(kind):
+                self._kind = kind
+                empty = {"type": "text", "text": ""} if kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+                return self._begin(empty)
+            case Delta(text):
+                delta = {"type": "text_delta", "text": text} if self._kind == "text" else {"type": "thinking_delta", "thinking": text}
+                return self._delta(delta)
+            case Close():
+                return (self._delta({"type": "signature_delta", "signature": ""}) if self._kind == "thinking" else "") + self._ended()
+            case Call(call):
+                begin = self._begin({**_tool_use(call), "input": {}})
+                return begin + self._delta({"type": "input_json_delta", "partial_json": json.dumps(call.arguments)}) + self._ended()
+
+    def _begin(self, block: dict[str, Any]) -> str:
+        self._index += 1
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> str:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _ended(self) -> str:
+        return _event("content_block_stop", index=self._index)
 
 
 def _event(name: str, **fields: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.capture.graph import Turn
@@ -12,6 +12,7 @@ from trainer.capture.message import Message, Role, ToolCall
 from trainer.capture.request import Request
 from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, join, sse, wrong
 from trainer.proxy.refusal import Reason, Refusal
+from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Open, Writer
 
 KNOWN = frozenset(
     {
@@ -56,32 +57,17 @@ class OpenAIChat:
             unknown=frozenset(body.keys() - KNOWN),
         )
 
-    def encode(self, turn: Turn, request: Request) -> dict[str, Any]:
+    def encode(self, turn: Turn, request: Request, answer_id: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": turn.message.content or None}
         if reasoning := turn.message.reasoning:
             message["reasoning_content"] = reasoning
-        if calls := _calls(turn):
+        if calls := [_tool_call(call) for call in turn.message.tool_calls]:
             message["tool_calls"] = calls
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(turn)}
-        return {**_head(turn, request, "chat.completion"), "choices": [choice], "usage": _usage(turn)}
+        return {**_head(request, answer_id, "chat.completion"), "choices": [choice], "usage": _usage(turn)}
 
-    def events(self, turn: Turn, request: Request) -> Iterator[str]:
-        head = _head(turn, request, "chat.completion.chunk")
-
-        def chunk(delta: dict[str, Any], finish: str | None = None) -> str:
-            return sse({**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
-
-        yield chunk({"role": "assistant", "content": ""})
-        if reasoning := turn.message.reasoning:
-            yield chunk({"reasoning_content": reasoning})
-        if content := turn.message.content:
-            yield chunk({"content": content})
-        for i, call in enumerate(_calls(turn)):
-            yield chunk({"tool_calls": [{"index": i, **call}]})
-        yield chunk({}, _finish(turn))
-        if request.usage_in_stream:
-            yield sse({**head, "choices": [], "usage": _usage(turn)})
-        yield sse("[DONE]")
+    def writer(self, request: Request, prompt_tokens: int, answer_id: str) -> Writer:
+        return _Chunks(request, answer_id)
 
     def refuse(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
         status, kind = STATUS[refusal.reason]
@@ -93,6 +79,9 @@ class OpenAIChat:
                 f"({refusal.message})"
             )
         return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+    def break_off(self, refusal: Refusal) -> str:
+        return sse(self.refuse(refusal)[1])
 
 
 def _message(item: Any, where: str) -> Message:
@@ -141,11 +130,8 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
     return item
 
 
-def _calls(turn: Turn) -> list[dict[str, Any]]:
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-        for call in turn.message.tool_calls
-    ]
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
 
 
 def _finish(turn: Turn) -> str:
@@ -154,10 +140,46 @@ def _finish(turn: Turn) -> str:
     return "tool_calls" if turn.message.tool_calls else "stop"
 
 
-def _head(turn: Turn, request: Request, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{turn.index}", "object": kind, "created": int(time.time()), "model": request.model}
+def _head(request: Request, answer_id: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer_id}", "object": kind, "created": int(time.time()), "model": request.model}
 
 
 def _usage(turn: Turn) -> dict[str, int]:
     sampled = len(turn.sampled)
     return {"prompt_tokens": turn.prompt_tokens, "completion_tokens": sampled, "total_tokens": turn.prompt_tokens + sampled}
+
+
+class _Chunks:
+    def __init__(self, request: Request, answer_id: str) -> None:
+        self._head, self._usage = _head(request, answer_id, "chat.completion.chunk"), request.usage_in_stream
+        self._field = "content"
+        self._calls = 0
+
+    def start(self) -> str:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def write(self, events: Iterable[Event]) -> str:
+        return "".join(self._one(event) for event in events)
+
+    def keep_alive(self, blocks: Blocks) -> str:
+        return self._chunk({})
+
+    def end(self, turn: Turn) -> str:
+        usage = sse({**self._head, "choices": [], "usage": _usage(turn)}) if self._usage else ""
+        return self._chunk({}, _finish(turn)) + usage + sse("[DONE]")
+
+    def _one(self, event: Event) -> str:
+        match event:
+            case Open(kind):
+                self._field = "content" if kind == "text" else "reasoning_content"
+                return ""
+            case Delta(text):
+                return self._chunk({self._field: text})
+            case Close():
+                return ""
+            case Call(call):
+                self._calls += 1
+                return self._chunk({"tool_calls": [{"index": self._calls - 1, **_tool_call(call)}]})
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> str:
+        return sse({**self._head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
