@@ -1,6 +1,7 @@
 """How a capture looks from outside: the record that the trial page shows and the counts that the audit adds up.
 
-Token arrays lie beside it in a `.npz`; this record holds text and numbers only, and never a gold patch or a test.
+The tokens lie beside it in the capture file (`capturefile`), from which this record can be made again. It holds text and numbers of
+what went through the proxy, so never a gold patch or a test.
 """
 
 from __future__ import annotations
@@ -9,25 +10,48 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .trials import ArtifactRef
+
 
 class BranchReason(StrEnum):
     """Why a branch of the message graph starts."""
 
     ROOT = "root"
-    HISTORY_EDITED = "history_edited"
-    MALFORMED_TURN = "malformed_turn"
-    COMPACTION = "compaction"
-    TOOLS_CHANGED = "tools_changed"
+    """The first call of the parent's conversation."""
     SUB_AGENT = "sub_agent"
+    """The first call of another conversation."""
+    AUXILIARY = "auxiliary"
+    """A side call of the harness."""
+    SUMMARY = "summary"
+    """The call that writes the summary of a compaction."""
+    COMPACTION = "compaction"
+    """Older turns gave way to a summary, or were left out."""
+    TOOLS_CHANGED = "tools_changed"
+    HISTORY_EDITED = "history_edited"
+    """Something that was in the history is there in another form: pruned, with an inserted turn, with another system prompt."""
+    MALFORMED_TURN = "malformed_turn"
+    """The harness dropped the newest turn, or put its own version of a call in its place that was none."""
     RETRY = "retry"
+    """The same request was sampled again."""
     TEMPLATE_STRIP = "template_strip"
+    """The chat template drops reasoning of earlier turns here, or the renderer cannot extend the turn before."""
 
 
 class BranchClass(StrEnum):
+    """Whose tokens a branch trains."""
+
     POLICY = "policy"
     SUB_AGENT = "sub_agent"
     SUMMARY = "summary"
     AUXILIARY = "auxiliary"
+
+
+class Drift(StrEnum):
+    """How the arguments of a turn's calls differ from what was sampled when the harness sends the turn back. Never changes a token."""
+
+    RESERIALISED = "reserialised"
+    """The same values after what harnesses are known to do to them: key order, number form, added defaults, trimmed lines."""
+    EDITED = "edited"
 
 
 class Exclusion(StrEnum):
@@ -70,6 +94,7 @@ class TurnRecord(BaseModel):
     delivered: bool = True
     policy_version: int = 0
     """Of the first sampled token."""
+    drift: Drift | None = None
     policy_versions: list[tuple[int, int]] = Field(default_factory=list)
     """(offset in the sampled tokens, policy version), ascending from 0."""
 
@@ -100,3 +125,5 @@ class CaptureRecord(BaseModel):
     sampled_tokens: int
     violations: list[str] = Field(default_factory=list)
     unknown_fields: list[str] = Field(default_factory=list)
+    file: ArtifactRef | None = None
+    """The capture file; None when the run does not keep it (`reporting.keep_captures`) or the disk was full."""
