@@ -38,6 +38,13 @@ class Target:
 
         return DataDir((self.data_dir or default_data_dir()).absolute())
 
+    @property
+    def local(self) -> DataDir:
+        """For commands that start or stop the server of this machine. Raises UsageError where another one was named."""
+        if self.url:
+            raise click.UsageError("this command works on this machine's own server: leave out --url, name its directory with --data-dir")
+        return self.data
+
     def client(self) -> Client:
         from .client import Client
 
@@ -86,14 +93,12 @@ def up(target: Target, port: int | None, foreground: bool) -> None:
     """Start the control plane and its Live UI, unless they run already."""
     from .local import PORT, ensure_server, server_command
 
-    port = PORT if port is None else port
+    port, data = PORT if port is None else port, target.local
     if foreground:
-        command = server_command(target.data, port)
+        command = server_command(data, port)
         os.execv(command[0], command)  # noqa: S606  (no shell wanted)
-    server = ensure_server(target.data, port)
-    click.echo(
-        f"{'started' if server.started else 'already running'}: {server.client.url}  (data in {target.data.root}; `rl down` stops it)"
-    )
+    server = ensure_server(data, port)
+    click.echo(f"{'started' if server.started else 'already running'}: {server.client.url}  (data in {data.root}; `rl down` stops it)")
 
 
 @main.command()
@@ -102,7 +107,7 @@ def down(target: Target) -> None:
     """Stop the control plane. Runs go on, and the next `rl up` finds them again."""
     from .local import stop_server
 
-    click.echo(f"stopped the server at {stop_server(target.data).url}")
+    click.echo(f"stopped the server at {stop_server(target.local).url}")
 
 
 @main.command()
@@ -259,7 +264,7 @@ def demo(target: Target, preset: str, steps: int | None, seed: int | None, as_js
     from .demo import Demo
 
     overrides = {field: value for field, value in (("trainer.steps", steps), ("trainer.seed", seed)) if value is not None}
-    job = Demo(target.data, preset, overrides, click.echo)
+    job = Demo(target.local, preset, overrides, click.echo)
     if remake_policy:
         sys.exit(job.remake_policy(seed or 0))
     sys.exit(job.run(lambda run_id: _watch(target, run_id), as_json=as_json, stop_after=stop_server))

@@ -38,6 +38,14 @@ def test_wrong_usage_is_told_apart(empty: DataDir) -> None:
     assert rl(empty, "nonsense").returncode == 2
 
 
+@pytest.mark.parametrize("verb", ["up", "down", "demo"])
+def test_a_server_elsewhere_is_not_started_or_stopped(empty: DataDir, verb: str) -> None:
+    result = rl(empty, "--url", "http://127.0.0.1:9", verb)
+    assert result.returncode == 2
+    assert "leave out --url" in result.stderr
+    assert not empty.root.exists()
+
+
 def test_up_status_down(empty: DataDir) -> None:
     up = rl(empty, "up", "--port", "0")
     assert up.returncode == 0, up.stderr
