@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trainer.capture.message import Key, Message
+
+KindHint = Literal["", "summary", "auxiliary"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """`tools` are in OpenAI's function form, as the renderer prints them. `max_tokens` is only an upper bound: sampling parameters come
     from the RunSpec. `thread` is the harness's own name of a sub-agent's conversation, empty on the main one. `unknown` are names of
-    fields that mean nothing to the proxy.
+    fields that mean nothing to the proxy. `parent_thread` and `kind_hint` are what the harness itself says about a call: the thread that
+    spawned this one, and that it is no turn of a conversation. `origins` maps tool names to how the client's wire format names them.
 
     `call` identifies the request for retries by thread, tools and messages. Neither `stream` nor `max_tokens` is in it, because a
     client's fallback changes them.
@@ -28,6 +32,9 @@ class Request:
     max_tokens: int | None = None
     thread: str = ""
     unknown: frozenset[str] = frozenset()
+    parent_thread: str = ""
+    kind_hint: KindHint = ""
+    origins: Mapping[str, Any] = field(default_factory=dict)
     tools_key: bytes = field(init=False)
     """Digest of the tools, empty when there are none."""
     call: bytes = field(init=False)
