@@ -38,7 +38,7 @@ VERBS = {
     "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Work with routing replay.", hidden=True),
     "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks.", hidden=True),
-    "replay": Verb(TRAINER, "Replay recorded rollouts through proxy and capture.", hidden=True),
+    "replay": Verb(TRAINER, "Replay recorded harness traffic through proxy and capture."),
     "tasks": Verb(SANDBOX, "Make and check task directories.", hidden=True),
 }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -45,15 +48,49 @@ def check_model(spec_file: Path, as_json: bool) -> None:
 
 
 @bench.command("proxy")
-@click.option("--runs", default=5, show_default=True, type=click.IntRange(min=1), help="Rounds of conversations after a warm-up round.")
+@click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(min=0.1), help="Of the open loop in each row.")
+@click.option("--sessions", default="1,16,64", show_default=True, help="Sessions of each row.")
+@click.option("--dialect", default="openai", show_default=True, type=click.Choice(["openai", "anthropic"]), help="Anthropic streams.")
 @click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Directory of the tokenizer to use.")
+@click.option(
+    "--against", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Python that has another gateway."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench_proxy(runs: int, model: Path | None, as_json: bool) -> None:
-    """Latency that the proxy adds to a model call, for 1 and 64 rollouts at once."""
-    from trainer.bench import proxy
+def bench_proxy(
+    seconds: float, sessions: str, dialect: Literal["openai", "anthropic"], model: Path | None, against: tuple[Path, ...], as_json: bool
+) -> None:
+    """What the proxy adds to a model call, and how many calls one core serves."""
+    from trainer.bench.proxy import measure, report
 
-    rows = proxy.run(runs, model)
-    click.echo(json.dumps(proxy.as_json(rows), indent=2) if as_json else "\n".join(row.line for row in rows))
+    counts = tuple(int(count) for count in sessions.split(","))
+    plan = measure.Plan(sessions=counts, seconds=seconds, dialect=dialect, model=model, against=against)
+    result = asyncio.run(measure.run(plan))
+    click.echo(json.dumps(result, indent=2) if as_json else report.text(result))
+
+
+@main.command("replay")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--rule", type=click.Choice(["all_branches", "parent_exact"]), default="all_branches", show_default=True, help="capture.train"
+)
+@click.option("--history", type=click.Choice(["keep", "strip"]), default="keep", show_default=True, help="capture.history")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
+def replay_recordings(paths: tuple[Path, ...], rule: str, history: str, as_json: bool) -> None:
+    """Replay recorded harness traffic (files or folders of .jsonl) through the proxy; exits 1 when a promise does not hold."""
+    from server.schemas.runspec import History, TrainRule
+    from trainer.replay import run
+    from trainer.replay.recording import BadRecording
+
+    logging.disable(logging.ERROR)  # recorded faults are meant; one that the proxy could not hide is a violation
+    broken = 0
+    try:
+        for report in run.replay(run.files(paths), TrainRule(rule), History(history)):
+            click.echo(json.dumps(run.as_json(report)) if as_json else report.line)
+            broken += bool(report.violations)
+    except (BadRecording, FileNotFoundError) as error:
+        raise click.ClickException(str(error)) from None
+    if broken:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""`rl replay`: recorded harness traffic through the real proxy and capture."""

@@ -1,0 +1,205 @@
+"""One recording through one rollout of a real proxy, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.schemas.capture import BranchClass, BranchReason
+from server.schemas.runspec import History, TrainRule
+from trainer.capture import samples
+from trainer.capture.capture import Capture
+from trainer.engine.base import Sampling
+from trainer.proxy.limits import Limits
+from trainer.proxy.rendering import Rendering
+from trainer.proxy.service import Proxy
+from trainer.replay.answers import Answer, BadAnswer, read
+from trainer.replay.audit import violations
+from trainer.replay.engine import Call, RecordedEngine
+from trainer.replay.ids import Ids
+from trainer.replay.plan import Step, plan
+from trainer.replay.recording import Block, load
+from trainer.replay.tokenizer import Spelling, make
+from trainer.replay.turns import usable
+
+CONTEXT = 100_000_000
+"""No recording comes near it: refusals of the recording server are not played again."""
+DROPPED_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "authorization", "x-api-key"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one recording became. `skipped` exchanges would not have happened behind this proxy. `threads` are conversations that began
+    as the rollout's own or as a sub-agent's; `policy_turns` are turns that are no auxiliary call's."""
+
+    file: str
+    exchanges: int
+    skipped: int
+    threads: int
+    branches: int
+    reasons: dict[str, int]
+    classes: dict[str, int]
+    policy_turns: int
+    undelivered: int
+    sampled_tokens: int
+    trained_tokens: int
+    violations: list[str]
+
+    @property
+    def line(self) -> str:
+        counts = ", ".join(f"{n} {reason}" for reason, n in self.reasons.items())
+        head = (
+            f"{self.file}: {self.exchanges} exchanges ({self.skipped} skipped), {self.threads} threads, "
+            f"{self.branches} branches ({counts}), {self.policy_turns} policy turns ({self.undelivered} undelivered), "
+            f"{self.trained_tokens} of {self.sampled_tokens} tokens trained"
+        )
+        return "\n".join([head, *(f"  violation: {problem}" for problem in self.violations)])
+
+
+@dataclass
+class _Rollout:
+    client: httpx.AsyncClient
+    engine: RecordedEngine
+    url: str
+    key: str
+    ids: Ids = field(default_factory=Ids)
+    problems: list[str] = field(default_factory=list)
+
+
+def files(paths: Sequence[Path]) -> list[Path]:
+    """Recordings among files and folders. Raises FileNotFoundError when a path holds none."""
+    found = []
+    for path in paths:
+        here = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path] if path.is_file() else []
+        if not here:
+            raise FileNotFoundError(f"{path} is no recording and holds none: expected .jsonl files")
+        found += here
+    return found
+
+
+def replay(paths: Sequence[Path], rule: TrainRule, history: History) -> Iterator[Report]:
+    """One report per file, in order. Raises BadRecording."""
+    tokenizer = make()
+    rendering, spelling = Rendering(tokenizer, thinking=True, history=history), Spelling(tokenizer)
+    with asyncio.Runner() as runner:
+        for path in paths:
+            yield runner.run(_file(path, rule, rendering, spelling))
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    return asdict(report)
+
+
+async def _file(path: Path, rule: TrainRule, rendering: Rendering, spelling: Spelling) -> Report:
+    exchanges = load(path)
+    steps = plan(exchanges)
+    engine, key = RecordedEngine(spelling), secrets.token_urlsafe(16)
+    proxy = Proxy(engine, rendering)
+    await proxy.start()
+    sampling = Sampling(1.0, CONTEXT, rendering.stop_token_ids)
+    url = await proxy.open("replay", key, sampling, Limits(max_turns=len(exchanges) + 1, context=CONTEXT), harness=path.parent.name)
+    async with httpx.AsyncClient(verify=False, timeout=60) as client:  # noqa: S501  (plain HTTP on loopback)
+        rollout = _Rollout(client, engine, url, key)
+        await _play(steps, rollout)
+    capture = await proxy.close("replay")
+    await proxy.stop()
+    problems = [*rollout.problems, *engine.unexpected, *violations(capture, list(engine.calls.values()), rule)]
+    return _report(path, len(exchanges), len(exchanges) - len(steps), capture, rule, problems)
+
+
+async def _play(steps: Sequence[Step], rollout: _Rollout) -> None:
+    """Begin the steps one after another, each when the answers that it was recorded after are there."""
+    tasks: dict[int, asyncio.Task[None]] = {}
+    calls = {step.exchange.i: rollout.engine.prepare(step) for step in steps if step.exchange.model_call}
+    for step in steps:
+        await asyncio.gather(*(tasks[before.exchange.i] for before in step.after))
+        call = calls.get(step.exchange.i)
+        if call is None:
+            tasks[step.exchange.i] = asyncio.create_task(_side(step, rollout))
+            continue
+        rollout.engine.expect(call)
+        tasks[step.exchange.i] = asyncio.create_task(_call(step, call, rollout))
+        arrived = asyncio.create_task(call.arrived.wait())
+        await asyncio.wait({arrived, tasks[step.exchange.i]}, return_when=asyncio.FIRST_COMPLETED)
+        arrived.cancel()
+    await asyncio.gather(*tasks.values())
+
+
+async def _side(step: Step, rollout: _Rollout) -> None:
+    """What is no model call must be answered, the same each time, and leave no trace."""
+    answers = [await rollout.client.send(_request(step, rollout)) for _ in range(2)]
+    if answers[0].status_code != 200 or answers[0].content != answers[1].content:
+        rollout.problems.append(f"exchange {step.exchange.i}: {step.exchange.method} {step.exchange.path} got {answers[0].status_code}")
+
+
+async def _call(step: Step, call: Call, rollout: _Rollout) -> None:
+    request = _request(step, rollout)
+    if step.hangs_up:
+        sending = asyncio.create_task(rollout.client.send(request))
+        await call.arrived.wait()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        return
+    response = await rollout.client.send(request)
+    try:
+        if response.status_code != 200:
+            raise BadAnswer(f"status {response.status_code} {response.text[:200]}")
+        answer = read(step.exchange.path, response.content, stream=step.exchange.body.get("stream") is True)
+    except BadAnswer as error:
+        rollout.problems.append(f"exchange {step.exchange.i}: {error}")
+        return
+    rollout.problems += [f"exchange {step.exchange.i}: {problem}" for problem in _compare(step.blocks, answer, call)]
+    rollout.ids.learn(step.blocks, answer)
+
+
+def _request(step: Step, rollout: _Rollout) -> httpx.Request:
+    exchange = step.exchange
+    path = exchange.path[exchange.path.index("/v1/") :] if "/v1/" in exchange.path else ""
+    headers = {name: value for name, value in exchange.headers.items() if name.lower() not in DROPPED_HEADERS}
+    bearer = any(name.lower() == "authorization" for name in exchange.headers)
+    headers |= {"authorization": f"Bearer {rollout.key}"} if bearer else {"x-api-key": rollout.key}
+    body = None if exchange.body is None else json.dumps(rollout.ids.translate(exchange)).encode()
+    url = f"{rollout.url}{path}" + (f"?{exchange.query}" if exchange.query else "")
+    return rollout.client.build_request(exchange.method, url, headers=headers, content=body)
+
+
+def _compare(blocks: Sequence[Block], answer: Answer, call: Call) -> Iterator[str]:
+    """The answer says what was sampled: the same calls with the same values, and a true count of the prompt."""
+    wanted = [(block.name, json.loads(block.text)) for block in blocks if block.kind == "call" and usable(block)]
+    try:
+        given = [(name, json.loads(arguments)) for _, name, arguments in answer.calls]
+    except ValueError:
+        yield "arguments that are no JSON were given out as a call"
+        return
+    if given != wanted:
+        yield f"calls {str(given)[:200]} given for {str(wanted)[:200]}"
+    if answer.prompt_tokens and answer.prompt_tokens != len(call.prompt):
+        yield f"usage says {answer.prompt_tokens} prompt tokens, the engine got {len(call.prompt)}"
+
+
+def _report(path: Path, exchanges: int, skipped: int, capture: Capture, rule: TrainRule, problems: list[str]) -> Report:
+    branches = capture.branches(rule)
+    own = [branch for branch in branches if branch.branch_class in (BranchClass.POLICY, BranchClass.SUB_AGENT)]
+    lost = samples.undelivered(capture.graph.turns)
+    return Report(
+        file=f"{path.parent.name}/{path.stem}",
+        exchanges=exchanges,
+        skipped=skipped,
+        threads=sum(branch.reason in (BranchReason.ROOT, BranchReason.SUB_AGENT) for branch in own),
+        branches=len(branches),
+        reasons=dict(sorted(Counter(str(branch.reason) for branch in branches).items())),
+        classes=dict(sorted(Counter(str(branch.branch_class) for branch in branches).items())),
+        policy_turns=sum(len(branch.owned) for branch in branches if branch.branch_class is not BranchClass.AUXILIARY),
+        undelivered=len(lost),
+        sampled_tokens=capture.sampled_tokens,
+        trained_tokens=sum(len(turn.sampled) for branch in branches if not branch.excluded for turn in branch.owned),
+        violations=problems,
+    )
