@@ -9,6 +9,8 @@ class Reason(StrEnum):
     BAD_REQUEST = "bad_request"
     TOO_LARGE = "too_large"
     SLOW = "slow"
+    BUSY = "busy"
+    """Too many calls at the same time; a later one may be served."""
     UNAUTHORIZED = "unauthorized"
     NOT_FOUND = "not_found"
     """No such path, no such rollout, or one that is closed."""

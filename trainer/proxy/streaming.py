@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
@@ -61,6 +61,8 @@ class Writer(Protocol):
 
     def end(self, turn: Turn) -> str: ...
 
+    def break_off(self, error: dict[str, Any]) -> str: ...
+
 
 class TurnStream:
     """The server-sent events of one answer, as text to be written out: `start`, any number of `feed` and `keep_alive`, `finish`.
@@ -84,6 +86,10 @@ class TurnStream:
 
     def finish(self, turn: Turn) -> str:
         return self._writer.write(self._blocks.finish(turn.message)) + self._writer.end(turn)
+
+    def break_off(self, error: dict[str, Any]) -> str:
+        """The last event of an answer that cannot be ended; `error` is the body of the dialect's refusal."""
+        return self._writer.break_off(error)
 
 
 class _State(Enum):

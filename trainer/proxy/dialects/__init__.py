@@ -27,7 +27,3 @@ class Dialect(Protocol):
     def refuse(self, refusal: Refusal) -> tuple[int, dict[str, Any]]:
         """Status and body in the words that make this dialect's harnesses do the right thing."""
         ...
-
-    def break_off(self, refusal: Refusal) -> str:
-        """The last event of an answer that cannot be ended, after others were sent."""
-        ...

@@ -8,8 +8,8 @@ from typing import Any
 
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
-from trainer.capture.request import Request
-from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, fold_system, join, sse, wrong
+from trainer.capture.request import KindHint, Request
+from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, fold_system, header, join, sse, wrong
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Kind, Open, Writer
 
@@ -21,11 +21,15 @@ KNOWN = frozenset(
 )  # fmt: skip
 BILLING = "x-anthropic-billing-header:"
 """First system line of Claude Code: its suffix is a fingerprint of the first user message, so it would break every shared prefix."""
-THREAD_HEADER = "x-claude-code-agent-id"
+THREAD_HEADERS = ("x-claude-code-agent-id", "x-session-id", "x-litellm-session-id")
+"""Claude Code (absent on its main thread), OpenCode, OpenHands."""
+PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id")
+COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 STATUS = {
     Reason.BAD_REQUEST: (400, "invalid_request_error"),
     Reason.TOO_LARGE: (413, "request_too_large"),
     Reason.SLOW: (408, "timeout_error"),
+    Reason.BUSY: (429, "rate_limit_error"),
     Reason.UNAUTHORIZED: (401, "authentication_error"),
     Reason.NOT_FOUND: (404, "not_found_error"),
     Reason.ENDED: (404, "not_found_error"),
@@ -48,7 +52,9 @@ class Anthropic:
             model=a_string(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             max_tokens=a_count(body.get("max_tokens"), "max_tokens"),
-            thread=headers.get(THREAD_HEADER, ""),
+            thread=header(headers, THREAD_HEADERS),
+            parent_thread=header(headers, PARENT_HEADERS),
+            kind_hint=_kind(body, messages[-1]),
             unknown=frozenset(body.keys() - KNOWN),
         )
 
@@ -66,8 +72,15 @@ class Anthropic:
             message = f"prompt is too long: {refusal.tokens} tokens > {refusal.limit} maximum"
         return status, {"type": "error", "error": {"type": kind, "message": message}}
 
-    def break_off(self, refusal: Refusal) -> str:
-        return sse(self.refuse(refusal)[1], "error")
+
+def _kind(body: dict[str, Any], last: Message) -> KindHint:
+    """Claude Code's side calls: a title in a JSON schema, a search by a tool of the server, a summary before it compacts."""
+    tools = body.get("tools") or []
+    if not tools and isinstance(body.get("output_config"), dict) and "format" in body["output_config"]:
+        return "auxiliary"
+    if tools and all("input_schema" not in tool for tool in tools):
+        return "auxiliary"
+    return "summary" if last.role == "user" and f"\n{COMPACTION}" in f"\n{last.content}" else ""
 
 
 def _system(system: Any) -> list[Message]:
@@ -191,6 +204,9 @@ class _Events:
     def end(self, turn: Turn) -> str:
         delta = {"stop_reason": _stop(turn), "stop_sequence": None}
         return _event("message_delta", delta=delta, usage={"output_tokens": len(turn.sampled)}) + _event("message_stop")
+
+    def break_off(self, error: dict[str, Any]) -> str:
+        return sse(error, "error")
 
     def _one(self, event: Event) -> str:
         match event:

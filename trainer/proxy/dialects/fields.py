@@ -1,9 +1,9 @@
-"""Reading untrusted bodies: every accessor names the field in its error. Also the normal form that both dialects share."""
+"""Reading untrusted bodies: every accessor names the field in its error. Also the normal form that all dialects share."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.capture.message import Message
@@ -43,6 +43,11 @@ def a_count(value: Any, where: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise wrong(where, "a positive integer")
     return value
+
+
+def header(headers: Mapping[str, str], names: Sequence[str]) -> str:
+    """The first of several headers that is there, else ""."""
+    return next((headers[name] for name in names if name in headers), "")
 
 
 def load(raw: bytes) -> Any:

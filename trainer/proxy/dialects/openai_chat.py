@@ -10,7 +10,7 @@ from typing import Any
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, Role, ToolCall
 from trainer.capture.request import Request
-from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, join, sse, wrong
+from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, header, join, sse, wrong
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Open, Writer
 
@@ -25,10 +25,12 @@ KNOWN = frozenset(
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 THREAD_HEADERS = ("x-session-id", "x-litellm-session-id")
 """OpenCode, OpenHands: one value per conversation, sub-agents have their own."""
+PARENT_HEADERS = ("x-parent-session-id",)
 STATUS = {
     Reason.BAD_REQUEST: (400, "invalid_request_error"),
     Reason.TOO_LARGE: (413, "invalid_request_error"),
     Reason.SLOW: (408, "invalid_request_error"),
+    Reason.BUSY: (429, "rate_limit_error"),
     Reason.UNAUTHORIZED: (401, "authentication_error"),
     Reason.OVERFLOW: (400, "invalid_request_error"),
     Reason.TURN_CAP: (400, "invalid_request_error"),
@@ -53,7 +55,8 @@ class OpenAIChat:
             stream=body.get("stream") is True,
             usage_in_stream=options.get("include_usage") is True,
             max_tokens=a_count(body.get("max_completion_tokens", body.get("max_tokens")), "max_tokens"),
-            thread=next((headers[name] for name in THREAD_HEADERS if name in headers), ""),
+            thread=header(headers, THREAD_HEADERS),
+            parent_thread=header(headers, PARENT_HEADERS),
             unknown=frozenset(body.keys() - KNOWN),
         )
 
@@ -80,16 +83,13 @@ class OpenAIChat:
             )
         return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
-    def break_off(self, refusal: Refusal) -> str:
-        return sse(self.refuse(refusal)[1])
-
 
 def _message(item: Any, where: str) -> Message:
     item = an_object(item, where)
     role = ROLES.get(a_string(item.get("role"), f"{where}.role"))
     if role is None:
         raise wrong(f"{where}.role", f"one of {', '.join(ROLES)}")
-    content = _content(item.get("content"), f"{where}.content")
+    content = content_text(item.get("content"), f"{where}.content")
     if role == "tool":
         return Message("tool", content, tool_call_id=a_string(item.get("tool_call_id", ""), f"{where}.tool_call_id"))
     if role != "assistant":
@@ -104,7 +104,7 @@ def _message(item: Any, where: str) -> Message:
     )
 
 
-def _content(content: Any, where: str) -> str:
+def content_text(content: Any, where: str) -> str:
     """A string, null, or a list of parts. Parts that are no text are named in brackets: the policy reads text only."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -167,6 +167,9 @@ class _Chunks:
     def end(self, turn: Turn) -> str:
         usage = sse({**self._head, "choices": [], "usage": _usage(turn)}) if self._usage else ""
         return self._chunk({}, _finish(turn)) + usage + sse("[DONE]")
+
+    def break_off(self, error: dict[str, Any]) -> str:
+        return sse(error)
 
     def _one(self, event: Event) -> str:
         match event:
