@@ -9,7 +9,7 @@ exit.json           ExitFile: how the supervised processes ended
 logs/               one file per process
 spool/              events not yet acknowledged by the server
 tasks/{split}/      generated Harbor task directories
-captures/           CaptureRecord (.json) and token arrays (.npz) per trial
+captures/           CaptureRecord (.json) and capture file (.npz, server.schemas.capturefile) per trial
 trials/             Harbor's own trial directories
 checkpoints/        final weights
 ```
@@ -81,13 +81,13 @@ class RunDir:
         return RunFile.model_validate_json(self.run_file.read_bytes())
 
 
-def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never a part."""
+def write_atomic(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part. Raises OSError, and then leaves nothing behind."""
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w") as file:
+        with os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), mode)
-            file.write(text)
+            file.write(content.encode() if isinstance(content, str) else content)
         Path(name).replace(path)
     except BaseException:  # the temporary file must not survive any failure, also not a KeyboardInterrupt
         Path(name).unlink()

@@ -26,7 +26,7 @@ from tests.trainer.support.fake_runner import FakeRunner, scored
 from tests.trainer.support.fake_runner import Harness as Client
 from tests.trainer.support.fake_server import FakeServer
 from tests.trainer.support.tiny_policy import save_policy
-from trainer.capture.record import from_npz
+from trainer.capture.file import from_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def check_step(world: World, bodies: list[EventBody], step: StepBody) -> None:
     sampled = dict.fromkeys(("all", "no signal"), 0)
     for trial_id in scored_trials:
         record = CaptureRecord.model_validate_json((world.run.captures / f"{trial_id}.json").read_bytes())
-        masks = [sample.mask for sample in from_npz((world.run.captures / f"{trial_id}.npz").read_bytes())]
+        masks = [sample.mask for sample in from_bytes((world.run.captures / f"{trial_id}.npz").read_bytes())[0].samples()]
         assert sum(int(mask.sum()) for mask in masks) == record.sampled_tokens
         sampled["all"] += record.sampled_tokens
         if "train-0" in trial_id:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from server.schemas.capture import BranchReason, CaptureRecord
 from server.schemas.runspec import TrainRule
-from trainer.capture import samples
+from trainer.capture import file, samples
 from trainer.capture.graph import Graph
 from trainer.capture.record import record
 from trainer.capture.sample import Sample
@@ -18,7 +18,7 @@ class Capture:
 
     `turn_cap_hit` and `over_length` say that the last call of the rollout was refused for that reason. `engine_error` and `proxy_error`
     make the trial `Failed`: they hold one line for a person. `cancelled` counts calls whose client went away before the engine answered.
-    A capture stays in its process; what travels is `samples()` and `record()`.
+    A capture stays in its process; what travels is `samples()`, `record()` and `to_bytes()`.
     """
 
     harness: str
@@ -56,3 +56,7 @@ class Capture:
 
     def record(self, trial_id: str, rule: TrainRule = TrainRule.ALL_BRANCHES) -> CaptureRecord:
         return record(self, trial_id, rule)
+
+    def to_bytes(self, trial_id: str) -> bytes:
+        """The capture file, which `trainer.capture.file.read` opens again bit for bit."""
+        return file.to_bytes(self, trial_id)

@@ -1,24 +1,17 @@
-"""The capture as it is stored: a readable record, and the token arrays beside it in a `.npz`."""
+"""The readable side of a capture: text and numbers of every turn and branch."""
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from server.schemas.capture import BranchClass, BranchReason, BranchRecord, CaptureRecord, Exclusion, ToolCallRecord, TurnRecord
+from server.schemas.capture import BranchRecord, CaptureRecord, ToolCallRecord, TurnRecord
 from server.schemas.runspec import TrainRule
 from trainer.capture.graph import Turn
-from trainer.capture.sample import Sample
 from trainer.capture.samples import undelivered
 
 if TYPE_CHECKING:
     from trainer.capture.capture import Capture
-
-ARRAYS = ("tokens", "mask", "log_probs", "versions", "routed", "routes")
 
 
 def record(capture: Capture, trial_id: str, rule: TrainRule) -> CaptureRecord:
@@ -70,42 +63,3 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
 def _text(text: str) -> str:
     """A policy can spell lone surrogates in JSON; no file can hold them."""
     return text.encode("utf-8", "replace").decode()
-
-
-def to_npz(samples: Sequence[Sample]) -> bytes:
-    """All samples of a rollout, end to end; `lengths` cuts them. Compressed, without pickles."""
-    arrays = {name: np.concatenate([getattr(sample, name) for sample in samples]) for name in ARRAYS[:-1]} if samples else {}
-    if samples and samples[0].routes is not None:
-        arrays["routes"] = np.concatenate([sample.routes for sample in samples])
-    labels = [[sample.reason, sample.branch_class, sample.excluded or ""] for sample in samples]
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        allow_pickle=False,
-        lengths=np.array([len(sample.tokens) for sample in samples], np.int64),
-        prompt_lens=np.array([sample.prompt_len for sample in samples], np.int64),
-        labels=np.array(labels, np.str_).reshape(-1, 3),
-        **arrays,
-    )
-    return buffer.getvalue()
-
-
-def from_npz(data: bytes) -> list[Sample]:
-    """The samples that `to_npz` wrote, bit for bit. Raises ValueError for a file that is none."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        if missing := {"lengths", "prompt_lens", "labels"} - set(file.files):
-            raise ValueError(f"no capture file: {sorted(missing)} missing")
-        cuts = np.cumsum(file["lengths"])[:-1]
-        parts = {name: np.split(file[name], cuts) for name in ARRAYS if name in file.files}
-        labels, prompt_lens = file["labels"].tolist(), file["prompt_lens"].tolist()
-    return [
-        Sample(
-            **{name: parts[name][i] for name in ARRAYS[:-1]},
-            routes=parts["routes"][i] if "routes" in parts else None,
-            prompt_len=prompt_len,
-            reason=BranchReason(reason),
-            branch_class=BranchClass(branch_class),
-            excluded=Exclusion(excluded) if excluded else None,
-        )
-        for i, (prompt_len, (reason, branch_class, excluded)) in enumerate(zip(prompt_lens, labels, strict=True))
-    ]

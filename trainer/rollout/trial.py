@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import functools
 import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
 from server.schemas.capture import CaptureRecord
-from server.schemas.events import CaptureBody, OutcomeBody, TrialBody
+from server.schemas.events import OutcomeBody, TrialBody
 from server.schemas.outcome import Cause, Failed, Scored, Stage
-from server.schemas.rundir import RunDir, write_atomic
-from server.schemas.runspec import RunSpec
+from server.schemas.rundir import RunDir
+from server.schemas.runspec import RunSpec, TrainRule
 from server.schemas.spool import Reporter
 from server.schemas.states import Phase, TrialState
 from server.schemas.tasks import HELD_OUT, TRAIN
 from server.schemas.trials import ProxyEndpoint, TrialRequest, TrialView
-from trainer.capture.record import to_npz
 from trainer.capture.sample import Sample
 from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits
 
 from .admission import CaptureFacts, admit, plays_again
 from .groups import Group, trial_seed
+from .keep import keep
 from .runner_client import RunnerClient
 
 
 class Capture(CaptureFacts, Protocol):
     @property
     def malformed_turns(self) -> int: ...
-    def samples(self) -> list[Sample]: ...
-    def record(self, trial_id: str) -> CaptureRecord: ...
+    def samples(self, rule: TrainRule) -> list[Sample]: ...
+    def record(self, trial_id: str, rule: TrainRule) -> CaptureRecord: ...
+    def to_bytes(self, trial_id: str) -> bytes: ...
 
 
 class Proxy(Protocol):
@@ -89,9 +90,12 @@ class TrialRoom:
         finally:
             capture = await self.proxy.close(trial_id)
         outcome = admit(view if isinstance(view, Failed) else _runner_outcome(view), capture)
-        record = capture.record(trial_id)
-        samples = capture.samples()
-        body = await asyncio.to_thread(_keep, self.run, record, samples, capture.malformed_turns, self.spec.reporting.keep_captures)
+        record = capture.record(trial_id, self.spec.capture.train)
+        samples = capture.samples(self.spec.capture.train)
+        file = functools.partial(capture.to_bytes, trial_id) if self.spec.reporting.keep_captures else None
+        body, problem = await asyncio.to_thread(keep, self.run, record, file, capture.malformed_turns)
+        if problem:
+            outcome = outcome.model_copy(update={"detail": "; ".join(filter(None, (outcome.detail, problem)))})
         self.reporter.report(OutcomeBody(trial_id=trial_id, outcome=outcome))
         self.reporter.report(body)
         trained = samples if isinstance(outcome, Scored) else []
@@ -117,23 +121,3 @@ def _runner_outcome(view: TrialView) -> Scored | Failed:
     if view.outcome is None:
         return Failed(stage=view.stage, cause=Cause.RUNNER_LOST, detail="the runner ended the trial without an outcome")
     return view.outcome
-
-
-def _keep(run: RunDir, record: CaptureRecord, samples: list[Sample], malformed_turns: int, arrays: bool) -> CaptureBody:
-    """Write `captures/<trial_id>.json` and, with `arrays`, the token arrays beside it."""
-    path = run.captures / f"{record.trial_id}.json"
-    text = record.model_dump_json(indent=1)
-    write_atomic(path, text)
-    if arrays:
-        path.with_suffix(".npz").write_bytes(to_npz(samples))
-    return CaptureBody(
-        trial_id=record.trial_id,
-        path=str(path.relative_to(run.root)),
-        size=len(text.encode()),
-        sha256=hashlib.sha256(text.encode()).hexdigest(),
-        turns=len(record.turns),
-        branches=len(record.branches),
-        sampled_tokens=record.sampled_tokens,
-        tool_calls=sum(len(turn.tool_calls) for turn in record.turns),
-        malformed_turns=malformed_turns,
-    )

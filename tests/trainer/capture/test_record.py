@@ -1,17 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-
-import numpy as np
-import pytest
 
 from server.schemas.capture import BranchReason, CaptureRecord, Exclusion
 from tests.trainer.scripted import ScriptedEngine, call, say
 from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.message import Message
-from trainer.capture.record import from_npz, to_npz
 from trainer.capture.request import Request
 from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits
@@ -40,27 +35,6 @@ def capture(*, moe: bool, context: int = 4000) -> Capture:
     made = asyncio.run(run())
     made.context = context
     return made
-
-
-@pytest.mark.parametrize("moe", [True, False])
-def test_arrays_open_again_bit_for_bit(moe: bool) -> None:
-    samples = capture(moe=moe).samples()
-    again = from_npz(to_npz(samples))
-    assert len(again) == len(samples) == 2
-    for old, new in zip(samples, again, strict=True):
-        for field in dataclasses.fields(old):
-            before, after = getattr(old, field.name), getattr(new, field.name)
-            if isinstance(before, np.ndarray):
-                assert before.dtype == after.dtype
-                np.testing.assert_array_equal(before, after)
-            else:
-                assert before == after
-    assert from_npz(to_npz([])) == []
-
-
-def test_a_file_that_is_no_capture_is_refused() -> None:
-    with pytest.raises(ValueError):
-        from_npz(b"PK nonsense")
 
 
 def test_record_tells_the_rollout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from server.schemas.trials import TrialRequest
 from tests.trainer.scripted import ScriptedEngine, say
 from tests.trainer.support.fake_runner import FakeRunner, Harness, scored
 from tests.trainer.tokenizer import make_tokenizer
-from trainer.capture.record import from_npz
+from trainer.capture.file import from_bytes
 from trainer.engine.base import EngineError
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
@@ -99,7 +100,10 @@ async def test_a_trial_becomes_a_rollout_with_a_capture_and_events(world: World)
 
     record = CaptureRecord.model_validate_json((world.run.root / capture.path).read_bytes())
     assert record.sampled_tokens == rollout.sampled
-    (stored,) = from_npz((world.run.captures / "s001-t-3.npz").read_bytes())
+    assert record.file is not None and record.file.path == "captures/s001-t-3.npz"
+    data = (world.run.root / record.file.path).read_bytes()
+    assert (record.file.size, record.file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    (stored,) = from_bytes(data)[0].samples()
     assert (stored.tokens == rollout.samples[0].tokens).all() and stored.mask.sum() == rollout.sampled
 
 
