@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from server.schemas.events import StepBody
 from server.schemas.spool import Reporter
-from trainer.learning.fidelity import fidelity
+from trainer.learning.fidelity import EDGES, fidelity
+
+
+class LogProbs(NamedTuple):
+    """Rows laid end to end: row i holds tokens `offsets[i]` to `offsets[i + 1]`. `mask` is true on trained tokens."""
+
+    rollout: np.ndarray
+    trainer: np.ndarray
+    mask: np.ndarray
+    offsets: np.ndarray
 
 
 class ReportingSink:
@@ -56,7 +67,21 @@ def update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def fidelity_metrics(rollout: np.ndarray, trainer: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-    """Log-probs at sampling against the trainer's, over all scored rollouts of a step; verl adds the correlation of probabilities."""
-    found = fidelity(rollout, trainer, mask)
-    return {f"lego/fidelity/{name}": float(getattr(found, name)) for name in ("tokens", "pearson", "k3", "mean_abs", "p99_abs", "max_abs")}
+def fidelity_metrics(columns: LogProbs, harness: Sequence[str], rollout: Sequence[int]) -> dict[str, float]:
+    """Log-probs at sampling against the trainer's, over all scored rollouts of a step and for each harness of a mixed one.
+
+    `harness` and `rollout` (its number) are per row. verl adds the correlation of probabilities.
+    """
+    lengths = np.diff(columns.offsets)
+    of_token, trajectory = np.repeat(np.asarray(harness), lengths), np.repeat(np.asarray(rollout), lengths)
+    parts = {"lego/fidelity": columns.mask.astype(bool)}
+    if len(names := sorted(set(harness))) > 1:
+        parts |= {f"lego/fidelity/{name}": parts["lego/fidelity"] & (of_token == name) for name in names}
+    metrics = dict[str, float]()
+    for prefix, mask in parts.items():
+        found = asdict(fidelity(columns.rollout, columns.trainer, mask, trajectory))
+        histogram = found.pop("histogram")
+        metrics |= {f"{prefix}/{name}": float(value) for name, value in found.items() if name != "pearson_probability"}
+        bounds = (-math.inf, *EDGES, math.inf)
+        metrics |= {f"{prefix}/log_ratio/{low:g}..{high:g}": float(n) for (low, high), n in zip(pairwise(bounds), histogram, strict=True)}
+    return metrics

@@ -23,9 +23,9 @@ from server.schemas.rundir import RunDir
 from trainer.launch import PROGRESS_LOG
 from trainer.rollout.manager import PlayedGroup, RolloutManager
 
-from .metrics import ReportingSink, fidelity_metrics, update_metrics
+from .metrics import LogProbs, ReportingSink, fidelity_metrics, update_metrics
 from .stop import check_failures
-from .update import StepUpdate, left_rows, plan_update
+from .update import StepUpdate, left_rows, plan_update, row_owners
 from .worker import CpuWorker
 
 
@@ -93,7 +93,7 @@ class LegoSync(PPOTrainerSync):
         metrics.update(update.metrics)
         if batch.extra_info:
             with marked_timer("old_log_prob", timing_raw):
-                batch = self._compute_old_log_prob(batch, metrics)
+                batch = self._score(batch, played, metrics)
         if update.rows:
             with marked_timer("update_actor", timing_raw):
                 self._update_branches(batch, update, metrics)
@@ -109,13 +109,15 @@ class LegoSync(PPOTrainerSync):
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _score(self, batch: KVBatchMeta, played: Sequence[PlayedGroup], metrics: dict[str, Any]) -> KVBatchMeta:
         """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
         `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards."""
-        batch = super()._compute_old_log_prob(batch, metrics)
+        batch = self._compute_old_log_prob(batch, metrics)
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-        metrics.update(fidelity_metrics(*(data[name].values().numpy() for name in names)))
+        rollout, trainer, mask = (data[name].values().numpy() for name in names)
+        columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy())
+        metrics.update(fidelity_metrics(columns, *row_owners(batch.keys, played)))
         metrics.update(self.actor_rollout_wg.routing_counts()[0])
         if self._spec.algorithm.ratio_base == "behaviour":
             captured = TensorDict({"old_log_probs": data["rollout_log_probs"]}, batch_size=len(batch))

@@ -82,6 +82,17 @@ def left_rows(played: Sequence[PlayedGroup]) -> bool:
     return any(trained_samples(rollout) for group in played for rollout in group.rollouts)
 
 
+def row_owners(keys: Sequence[str], played: Sequence[PlayedGroup]) -> tuple[list[str], list[int]]:
+    """Harness and rollout number of each row that verl holds, in the order of `keys`."""
+    owners = {
+        row_key(group.group.uid, rollout.sample, branch): (group.group.harness, number * len(group.rollouts) + rollout.sample)
+        for number, group in enumerate(played)
+        for rollout in group.rollouts
+        for branch in range(len(trained_samples(rollout)))
+    }
+    return [owners[key][0] for key in keys], [owners[key][1] for key in keys]
+
+
 def _minibatches(
     owners: Sequence[int], tokens: Sequence[int], rollouts: int, epochs: int, minibatches: int, seed: int
 ) -> list[tuple[int, ...]]:

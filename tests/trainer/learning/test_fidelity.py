@@ -52,3 +52,27 @@ def test_undefined_correlations() -> None:
     assert fidelity(flat, slope, np.ones(5)).pearson == 0
     assert math.isnan(fidelity(slope, slope, [1, 0, 0, 0, 0]).pearson)
     assert math.isnan(fidelity(slope, slope, np.zeros(5)).k3)
+
+
+def test_divergences_of_the_ratio() -> None:
+    """Three tokens whose ratios are 1/2, 1 and 2."""
+    ratios = np.array([0.5, 1.0, 2.0])
+    result = fidelity(np.full(3, -3.0), np.log(ratios) - 3, np.ones(3))
+    assert result.chi2 == pytest.approx((0.25 + 0 + 1) / 3)
+    assert result.ess == pytest.approx(3.5**2 / 5.25 / 3)
+    assert fidelity(np.full(3, -3.0), np.full(3, -3.0), np.ones(3)).ess == 1
+
+
+def test_quantiles_are_over_trajectories() -> None:
+    """Five trajectories of one token and one of a hundred: each counts once."""
+    owner = np.array([0, 1, 2, 3, 4] + [5] * 100)
+    size = np.array([0.1, 0.2, 0.3, 0.4, 0.5] + [9.0] * 100)
+    result = fidelity(np.zeros(105), -size, np.ones(105), owner)
+    assert result.trajectory_p50 == pytest.approx(0.35)
+    assert result.trajectory_p99 == pytest.approx(np.quantile([0.1, 0.2, 0.3, 0.4, 0.5, 9.0], 0.99))
+
+
+def test_every_token_is_in_the_histogram_once() -> None:
+    differences = np.array([-5, -0.5, -0.05, -0.005, -0.0005, 0, 0.0005, 0.001, 0.05, 0.5, 5])
+    result = fidelity(np.zeros(11), differences, np.ones(11))
+    assert result.histogram == (1, 1, 1, 1, 3, 1, 1, 1, 1)

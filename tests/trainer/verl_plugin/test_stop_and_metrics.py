@@ -13,7 +13,7 @@ from server.schemas.states import Phase
 from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
-from trainer.verl_plugin.metrics import ReportingSink, fidelity_metrics, step_line, update_metrics
+from trainer.verl_plugin.metrics import LogProbs, ReportingSink, fidelity_metrics, step_line, update_metrics
 from trainer.verl_plugin.stop import TooManyFailures, check_failures
 
 
@@ -70,7 +70,21 @@ def test_update_metrics_weigh_rollouts_not_mini_batches() -> None:
 
 
 def test_fidelity_looks_at_trained_tokens_only() -> None:
-    mask = np.array([1, 1, 1, 0])
-    found = fidelity_metrics(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask)
+    mask, one = np.array([1, 1, 1, 0]), np.array([0, 4])
+    columns = LogProbs(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask, one)
+    found = fidelity_metrics(columns, ["mini"], [0])
     assert found["lego/fidelity/tokens"] == 3 and found["lego/fidelity/max_abs"] == pytest.approx(0.1)
-    assert math.isnan(fidelity_metrics(mask, mask, np.zeros(4))["lego/fidelity/pearson"])
+    assert found["lego/fidelity/log_ratio/-1..-0.1"] + found["lego/fidelity/log_ratio/-0.1..-0.01"] == 1
+    nothing = fidelity_metrics(LogProbs(mask, mask, np.zeros(4), one), ["mini"], [0])
+    assert math.isnan(nothing["lego/fidelity/pearson"])
+
+
+def test_fidelity_is_split_by_harness_in_a_mixed_step() -> None:
+    """Three rows: two branches of one rollout, and a rollout of another harness."""
+    rollout, trainer = np.full(6, -1.0), np.array([-1.1, -1.1, -1.3, -1.3, -2.0, -2.0])
+    columns = LogProbs(rollout, trainer, np.ones(6), np.array([0, 2, 4, 6]))
+    found = fidelity_metrics(columns, ["mini", "mini", "claude"], [0, 0, 1])
+    assert found["lego/fidelity/mini/mean_abs"] == pytest.approx(0.2)
+    assert found["lego/fidelity/mini/trajectory_p99"] == pytest.approx(0.2)
+    assert found["lego/fidelity/claude/mean_abs"] == pytest.approx(1.0)
+    assert found["lego/fidelity/trajectory_p50"] == pytest.approx(0.6)
