@@ -31,7 +31,8 @@ class Generation:
     `token_ids` (n) includes the stop token when one was sampled. `log_probs` (n) are natural logs under the distribution that was sampled
     from. `routes` holds the experts of positions `routes_from … len(prompt) + n - 2`, shape [rows, layers, top_k], in the narrowest
     unsigned type that holds the expert count; None for a dense model. The last sampled token was never an input, so it has no row.
-    `version` is the number of weight updates the engine had taken.
+    `version` is the number of weight updates the engine had taken. `spans` is for a turn that several versions sampled: (offset in
+    `token_ids`, version), ascending from 0; empty when `version` sampled all of it.
     """
 
     token_ids: list[int]
@@ -39,10 +40,15 @@ class Generation:
     routes: np.ndarray | None
     stop_reason: StopReason
     version: int
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class EngineError(Exception):
     """The engine could not answer: `Failed(engine)`, never a reward."""
+
+
+class EngineUnavailable(EngineError):
+    """A trouble that passes (a restart, no free replica, a lost connection): the same call may be made again."""
 
 
 class Engine(Protocol):

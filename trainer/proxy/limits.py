@@ -1,13 +1,54 @@
-"""What a rollout may use. Everything is decided by the RunSpec; a client can only ask for less."""
+"""What a rollout may use, and how long the proxy waits. A client can only ask for less."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_BODY = 32 * 1024 * 1024
+MAX_HEAD = 64 * 1024
+"""Bytes of request line and headers together."""
+MAX_CALLS = 256
+"""Requests of one rollout that are served at the same time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`context` is the longest sequence in tokens (prompt and answer together), `max_turns` the number of answers that the policy gives."""
+    """All counts are tokens except `max_turns` and `idle_turns`; None is no limit beyond `context`.
+
+    Whatever is used up, the next call is refused in the client's own words for a conversation that is too long: nothing is ever said in
+    the policy's name.
+    """
 
     max_turns: int
+    """Answers of the policy."""
     context: int
+    """Longest sequence, prompt and answer together."""
+    prompt: int | None = None
+    """Longest first prompt of a conversation: all that precedes its first sampled token."""
+    response: int | None = None
+    """Longest rest of a conversation behind its first prompt, sampled and observed together."""
+    budget: int | None = None
+    """Sampled tokens of the whole rollout."""
+    idle_turns: int | None = None
+    """Answers in a row without a tool call, within one conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds, and how often an engine call is made."""
+
+    keep_alive: float = 15
+    """Longest silence in a stream. Claude Code and its kind give up after 300."""
+    body: float = 60
+    """Until the whole request has arrived."""
+    write: float = 300
+    """A client that takes nothing for this long is gone."""
+    attempts: int = 6
+    """Engine calls in a row that may fail without a new token before the rollout is lost."""
+    backoff: float = 0.5
+    """Before the second of them; doubled each time, up to `longest_backoff`."""
+    longest_backoff: float = 8
+
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row, at least 1."""
+        return min(self.backoff * 2.0 ** (failures - 1), self.longest_backoff)

@@ -6,26 +6,19 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
-from dataclasses import dataclass
 
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Place, Turn, store_routes
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
-from trainer.proxy.limits import Limits
+from trainer.proxy.allowance import allowance
+from trainer.proxy.flight import Flight
+from trainer.proxy.limits import MAX_CALLS, Limits
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Flight:
-    """A model call under way and the number of clients that wait for it."""
-
-    task: asyncio.Task[Turn]
-    waiters: int = 0
 
 
 class Session:
@@ -44,33 +37,45 @@ class Session:
         self._engine, self._rendering = engine, rendering
         self._sampling, self._limits = sampling, limits
         self._flights: dict[bytes, Flight] = {}
+        self._tasks: set[asyncio.Task[Turn]] = set()
+        self._answers: dict[bytes, Turn] = {}
+        """The newest answer to each call."""
+        self._sampled = 0
         self._mint = hashlib.blake2b(rollout_id.encode(), digest_size=5).hexdigest()
-        self._minted = 0
+        self._minted = self._answered = 0
         self._closed = False
 
     async def answer(self, request: Request) -> Turn:
-        """The turn for a request: sampled now, joined while it is being sampled, or given again when its answer never got out.
-
-        Cancelling the last waiter cancels the engine call. Raises Refusal.
-        """
-        self.capture.unknown_fields.update(request.unknown)
-        flight = self._flights.get(request.call)
-        if flight is None:
-            if (turn := self._unsent(request.call)) is not None:
-                return turn
-            flight = self._take_off(request)
-        flight.waiters += 1
+        """The turn for a request, as `board` finds it. Cancelling the last waiter cancels the engine call. Raises Refusal."""
+        flight = self.board(request)
         try:
-            return await asyncio.shield(flight.task)
-        except asyncio.CancelledError:
-            if flight.task.cancelled():
-                raise _closed(self.rollout_id) from None
-            raise
+            return await flight.turn()
         finally:
-            flight.waiters -= 1
-            if not flight.waiters and flight.task.cancel():
-                self._land(request.call, flight)
-                self.capture.cancelled += 1
+            self.leave(flight)
+
+    def board(self, request: Request) -> Flight:
+        """The call for a request: made now, joined while it is under way, or the stored answer when that never got out.
+
+        Whoever boards must `leave`. Raises Refusal.
+        """
+        if self._closed:
+            raise _closed(self.rollout_id)
+        flight = self._flights.get(request.call) or self._stored(request.call) or self._take_off(request)
+        if sum(flight.waiters for flight in self._flights.values()) >= MAX_CALLS:
+            raise Refusal(Reason.BUSY, f"more than {MAX_CALLS} calls of this rollout at the same time")
+        flight.waiters += 1
+        return flight
+
+    def leave(self, flight: Flight) -> None:
+        """A client has its answer, or went away. The last one to go away takes the call with it: nobody will read that turn."""
+        flight.waiters -= 1
+        if not flight.waiters:
+            self._cancel(flight)
+
+    def next_answer_id(self) -> str:
+        """Unique within the rollout, also for a stored answer that is given again: Claude Code takes two answers of one id for one."""
+        self._answered += 1
+        return f"{self._mint}{self._answered:06x}"
 
     def count(self, request: Request) -> int:
         """Prompt tokens of a request, by rendering alone: the same body always gives the same number, and nothing is recorded."""
@@ -78,42 +83,45 @@ class Session:
 
     async def close(self) -> Capture:
         self._closed = True
-        tasks = [flight.task for flight in self._flights.values()]
-        for task in tasks:
-            self.capture.cancelled += task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for flight in list(self._flights.values()):
+            self._cancel(flight)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         return self.capture
 
-    def _unsent(self, call: bytes) -> Turn | None:
-        last = next((turn for turn in reversed(self.capture.graph.turns) if turn.call == call), None)
-        return last if last is not None and not last.sent and not last.returned else None
+    def _cancel(self, flight: Flight) -> None:
+        if flight.cancel(_closed(self.rollout_id)):
+            self._flights.pop(flight.call, None)
+            self._sampled += len(flight.tokens)
+            self.capture.cancelled += 1
+            self.capture.cancelled_tokens += len(flight.tokens)
+
+    def _stored(self, call: bytes) -> Flight | None:
+        turn = self._answers.get(call)
+        return Flight.over(turn) if turn is not None and not turn.sent and not turn.returned else None
 
     def _take_off(self, request: Request) -> Flight:
-        if self._closed:
-            raise _closed(self.rollout_id)
         if self.capture.engine_error or self.capture.proxy_error:
-            raise Refusal(Reason.ENDED, "this rollout has failed: its model is no longer available")
+            raise _lost()
         place, stripped = self._place(request)
-        tokens = place.end
-        if self.capture.policy_turns + len(self._flights) >= self._limits.max_turns:
-            self.capture.turn_cap_hit = True
-            message = f"the {self._limits.max_turns} turns of this rollout are used up"
-            raise Refusal(Reason.TURN_CAP, message, tokens=max(tokens, self._limits.context + 1), limit=self._limits.context)
-        room = self._limits.context - tokens
-        if room < 1:
-            self.capture.over_length = True
-            raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=tokens, limit=self._limits.context)
+        try:
+            room = allowance(self._limits, place, self.capture.policy_turns + len(self._flights), self._sampled)
+        except Refusal as refusal:
+            self.capture.turn_cap_hit = refusal.reason is Reason.TURN_CAP
+            self.capture.over_length = refusal.reason is Reason.OVERFLOW
+            raise
         self.capture.over_length = self.capture.turn_cap_hit = False
         limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
-        flight = Flight(asyncio.create_task(self._generate(request, place, sampling, stripped), name=f"turn of {self.rollout_id}"))
-        self._flights[request.call] = flight
-        flight.task.add_done_callback(lambda _: self._land(request.call, flight))
+        flight = self._flights[request.call] = Flight(request.call, place.end, place.scaffold)
+        task = flight.take_off(self._generate(request, place, sampling, stripped, flight), f"turn of {self.rollout_id}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._land(flight, task))
         return flight
 
-    def _land(self, call: bytes, flight: Flight) -> None:
-        if self._flights.get(call) is flight:
-            del self._flights[call]
+    def _land(self, flight: Flight, task: asyncio.Task[Turn]) -> None:
+        self._tasks.discard(task)
+        if self._flights.get(flight.call) is flight:
+            del self._flights[flight.call]
 
     def _place(self, request: Request) -> tuple[Place, bool]:
         """Render what is new behind the longest known path; a path that cannot be extended exactly is left for a new branch.
@@ -134,16 +142,17 @@ class Session:
         rendered = self._rendering.render(request.messages, request.tools)
         return graph.place(request, rendered.ids, rendered.ends, None), stripped
 
-    async def _generate(self, request: Request, place: Place, sampling: Sampling, stripped: bool) -> Turn:
+    async def _generate(self, request: Request, place: Place, sampling: Sampling, stripped: bool, flight: Flight) -> Turn:
         first = place.routes_from()
         try:
-            generation = await self._engine.generate(self.rollout_id, place.prompt(), sampling, first)
+            generation = await self._engine.generate(self.rollout_id, place.prompt(), sampling, first, flight.take)
             _check(generation)
         except Exception as error:
             # The engine is another room's code: whatever it raises makes the trial Failed(engine) instead of hanging the harness.
             self.capture.engine_error = f"{type(error).__name__}: {error}"
             log.exception("engine call of rollout %s failed", self.rollout_id)
-            raise Refusal(Reason.ENDED, "this rollout has failed: its model is no longer available") from error
+            raise _lost() from error
+        self._sampled += len(generation.token_ids)
         parsed = self._rendering.parse(place.scaffold, generation.token_ids, request.tools)
         message = Message(
             "assistant",
@@ -151,7 +160,9 @@ class Session:
             tuple(ToolCall(self._next_id(), call.name, call.arguments) for call in parsed.calls),
             reasoning=parsed.reasoning,
         )
-        turn = self.capture.graph.add_turn(place, message, generation, request, malformed=parsed.malformed, stripped=stripped)
+        turn = self._answers[request.call] = self.capture.graph.add_turn(
+            place, message, generation, request, malformed=parsed.malformed, stripped=stripped, spans=generation.spans or None
+        )
         if generation.routes is not None and not store_routes(turn, generation.routes, first):
             self.capture.violations.append(
                 f"turn {turn.index}: {len(generation.routes)} rows of routes for {turn.end - 1 - first} positions"
@@ -168,6 +179,10 @@ def _check(generation: Generation) -> None:
         raise EngineError(f"the generation ended without an answer ({generation.stop_reason}, {len(generation.token_ids)} tokens)")
     if len(generation.log_probs) != len(generation.token_ids):
         raise EngineError(f"{len(generation.log_probs)} log-probabilities for {len(generation.token_ids)} tokens")
+
+
+def _lost() -> Refusal:
+    return Refusal(Reason.ENDED, "this rollout has failed: its model is no longer available")
 
 
 def _closed(rollout_id: str) -> Refusal:

@@ -63,7 +63,7 @@ async def test_closed_and_unknown_rollouts(rollout: Rollout) -> None:
         await say_hello(rollout)
     with pytest.raises(anthropic.NotFoundError, match="closed"):
         await rollout.anthropic.messages.create(model="m", max_tokens=5, messages=HELLO)
-    with pytest.raises(openai.NotFoundError, match="no such rollout"):
+    with pytest.raises(openai.AuthenticationError, match="no such rollout"):
         await say_hello(Rollout(**{**vars(rollout), "openai": rollout.openai.with_options(base_url=f"{rollout.url}x/v1")}))
     with pytest.raises(ValueError, match="opened before"):
         await rollout.proxy.open("r-1", "k", SAMPLING, Limits(3, 1000), "test")
@@ -270,7 +270,7 @@ async def test_body_is_bounded(rollout: Rollout) -> None:
 
 
 async def test_unserved_paths_say_so(rollout: Rollout) -> None:
-    answer = await rollout.http.post(f"{rollout.url}/v1/responses", json={}, headers={"x-api-key": rollout.key})
+    answer = await rollout.http.post(f"{rollout.url}/v1/embeddings", json={}, headers={"x-api-key": rollout.key})
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 

@@ -1,0 +1,54 @@
+"""How many tokens a call may sample, or why it may not be made."""
+
+from __future__ import annotations
+
+from trainer.capture.graph import Place
+from trainer.proxy.limits import Limits
+from trainer.proxy.refusal import Reason, Refusal
+
+
+def allowance(limits: Limits, place: Place, turns: int, sampled: int) -> int:
+    """Tokens left for an answer at `place`, at least 1, after `turns` answers of `sampled` tokens in the rollout.
+
+    Raises Refusal(TURN_CAP) or Refusal(OVERFLOW). Calls under way at the same time each get what is left, so `limits.budget` may be
+    overdrawn by what runs in parallel.
+    """
+    if turns >= limits.max_turns:
+        raise _used_up(Reason.TURN_CAP, f"the {limits.max_turns} turns of this rollout are used up", place, limits)
+    if limits.idle_turns is not None and _idle(place) >= limits.idle_turns:
+        raise _used_up(Reason.TURN_CAP, f"the last {limits.idle_turns} turns called no tool", place, limits)
+    if limits.budget is not None and sampled >= limits.budget:
+        raise _used_up(Reason.OVERFLOW, f"the {limits.budget} tokens of this rollout are used up", place, limits)
+    longest = _longest(limits, place)
+    if place.end >= longest:
+        raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=place.end, limit=longest)
+    room = longest - place.end
+    return room if limits.budget is None else min(room, limits.budget - sampled)
+
+
+def _longest(limits: Limits, place: Place) -> int:
+    """Longest sequence that may grow here. The first prompt of the conversation decides where the response budget begins."""
+    longest = limits.context
+    if limits.prompt is not None or limits.response is not None:
+        first = next(iter(place.node.turns()), None)
+        prompt = first.prompt_tokens if first is not None else place.end
+        if limits.prompt is not None and prompt > limits.prompt:
+            return limits.prompt
+        if limits.response is not None:
+            longest = min(longest, prompt + limits.response)
+    return longest
+
+
+def _idle(place: Place) -> int:
+    """Turns without a tool call at the end of the conversation."""
+    count = 0
+    for turn in reversed(place.node.turns()):
+        if turn.message.tool_calls:
+            break
+        count += 1
+    return count
+
+
+def _used_up(reason: Reason, message: str, place: Place, limits: Limits) -> Refusal:
+    """Clients believe numbers: those of a prompt that is too long, whatever its length."""
+    return Refusal(reason, message, tokens=max(place.end, limits.context + 1), limit=limits.context)

@@ -1,0 +1,53 @@
+"""The HTTP server under the proxy: no signals, and errors of its own that every client can read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trainer.proxy.limits import MAX_HEAD
+
+KEEP_ALIVE_S = 600
+"""Longer than an agent's commands take, so that a client does not write into a connection that is being closed."""
+
+
+class Server(uvicorn.Server):
+    """One that leaves the process's signals alone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=2,
+                h11_max_incomplete_event_size=MAX_HEAD,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Protocol(H11Protocol):
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or has too long a head, has no path and so no dialect: the answer is one in all of them."""
+        body = error_in_all_dialects("invalid_request_error", "this is no HTTP request, or its head is too long").encode()
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
+
+def error_in_all_dialects(kind: str, message: str) -> str:
+    return json.dumps({"type": "error", "error": {"type": kind, "message": message, "param": None, "code": None}})

@@ -1,0 +1,96 @@
+"""The connection to one client, between its request and the end of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable
+from typing import Self, TypeVar
+
+from starlette.types import Message, Receive, Send
+
+from trainer.proxy.dialects import Dialect
+from trainer.proxy.refusal import Refusal
+
+JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or takes nothing any more, before it had the whole answer."""
+
+
+class Line:
+    """Knows at any time whether the client is there. Writing waits until the client has room, so nothing piles up for a slow one."""
+
+    def __init__(self, receive: Receive, send: Send, patience: float) -> None:
+        """To be entered when the whole body has been received. `patience`: seconds that one write may take."""
+        self._receive, self._send, self._patience = receive, send, patience
+        self._watch: asyncio.Task[None] | None = None
+        self._gone = self.started = self.ended = False
+
+    async def __aenter__(self) -> Self:
+        self._watch = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._watch is not None  # noqa: S101 entered
+        self._watch.cancel()
+        await asyncio.wait({self._watch})
+
+    async def wait(self, work: Awaitable[T], seconds: float | None = None) -> T | None:
+        """The result of `work`, None after `seconds`; it is cancelled when it is not awaited to its end. Raises ClientGone."""
+        assert self._watch is not None  # noqa: S101 entered
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._watch}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self._gone:
+                raise ClientGone
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+
+    async def answer(self, status: int, body: str, media_type: bytes = JSON) -> None:
+        """A whole answer."""
+        content = body.encode()
+        await self._write(_head(status, media_type, (b"content-length", b"%d" % len(content))))
+        await self._write({"type": "http.response.body", "body": content})
+
+    async def refuse(self, dialect: Dialect, refusal: Refusal) -> None:
+        """Say no, if that can still be said: an answer that has begun just ends."""
+        with contextlib.suppress(ClientGone):
+            if not self.started:
+                status, body = dialect.refuse(refusal)
+                await self.answer(status, json.dumps(body))
+            elif not self.ended:
+                await self.events("", more=False)
+
+    async def begin(self) -> None:
+        """The head of a stream of events."""
+        await self._write(_head(200, EVENTS, (b"cache-control", b"no-cache")))
+
+    async def events(self, text: str, *, more: bool) -> None:
+        """Raises ClientGone, also for the last events when the client left before they were written."""
+        await self._write({"type": "http.response.body", "body": text.encode(), "more_body": more})
+
+    async def _write(self, message: Message) -> None:
+        if self._gone:
+            raise ClientGone
+        self.started = True
+        self.ended = message["type"] == "http.response.body" and not message.get("more_body")
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+
+
+def _head(status: int, media_type: bytes, header: tuple[bytes, bytes]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", media_type), header]}
