@@ -8,6 +8,7 @@ Nothing is run in a sandbox for any of this.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import override
@@ -17,9 +18,10 @@ from harbor.environments.base import ExecResult
 from sandbox.environments.harbor_env import NamespaceEnvironment
 from sandbox.environments.namespace.archive import Change
 from sandbox.environments.namespace.channel import SandboxError, SandboxLost
-from sandbox.environments.namespace.spec import UsageReport
+from sandbox.environments.namespace.spec import RoMount, SandboxSpec, UsageReport
 from sandbox.tasks.lean import full_task
 
+from . import hidden
 from .changes import MAX_BYTES, Step, dump, load
 
 _DONE = ExecResult(stdout="", stderr="", return_code=0)
@@ -53,6 +55,16 @@ class TrialEnvironment(NamespaceEnvironment):
             raise
         except SandboxError as error:
             raise AgentBrokeTree(str(error)) from error
+
+    @override
+    def _spec(self) -> SandboxSpec:
+        """The verifier of a task with hidden tests has the test runner, read-only."""
+        spec = super()._spec()
+        task = full_task(self.environment_dir.parent)
+        if not self.is_verifier or not hidden.has_tests(task):
+            return spec
+        runner = tuple(RoMount(path, f"{hidden.PYTEST_AT}/{name}") for name, path in hidden.packages().items())
+        return dataclasses.replace(spec, mounts=(*spec.mounts, *runner))
 
     @property
     def fault(self) -> str:

@@ -11,15 +11,17 @@ import asyncio
 import marshal
 import secrets
 from pathlib import Path
+from typing import Any
 
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.namespace.channel import SandboxError, SandboxLost
 from sandbox.harnesses.warm import interpreter
 from sandbox.tasks.lean import full_task
 from server.schemas.rundir import write_atomic
 
+from . import hidden, policy
 from .changes import Step
 from .environment import TrialEnvironment
 from .verdict import Grade, Verdict, read_verdict
@@ -27,41 +29,99 @@ from .verdict import Grade, Verdict, read_verdict
 CHECK = "check.py"
 VERDICT_FILE = "verdict.json"
 CHECK_SECONDS = 30
-"""Wall clock for the check itself; graded code that takes longer has failed."""
+"""Wall clock for one run of the check; graded code that takes longer has failed."""
 _INSIDE = Path(__file__).with_name("inside.py")
+_TWINS: tuple[hidden.Variant, ...] = ("twin A", "twin B")
 
 
 class Grader(BaseVerifier):
-    """Harbor verifier, import path `sandbox.integrity.grade:Grader`. Writes `verdict.json` beside Harbor's own verifier output."""
+    """Harbor verifier, import path `sandbox.integrity.grade:Grader`. Writes `verdict.json` beside Harbor's own verifier output.
+
+    `seconds` is for one run of the check. The verifier's own deadline must leave room for four: graded code may not buy a time-out.
+    """
 
     environment: TrialEnvironment
 
+    def __init__(self, seconds: int = CHECK_SECONDS, **options: Any) -> None:
+        super().__init__(**options)
+        self._seconds = seconds
+
     async def verify(self) -> VerifierResult:
-        verdict = await self._grade_once()
-        if verdict.grade is Grade.NOT_RUN:
-            await self.environment.stop(delete=True)
-            await self.environment.start(force_build=False)
-            verdict = await self._grade_once()
+        verdict = await self._verdict()
         write_atomic(self.trial_paths.verifier_dir / VERDICT_FILE, verdict.model_dump_json())
         return VerifierResult(rewards={"reward": float(verdict.grade is Grade.PASSED)})
 
-    async def _grade_once(self) -> Verdict:
+    async def _verdict(self) -> Verdict:
         if self.environment.diff is None:
             return Verdict(grade=Grade.NOT_RUN, detail="the agent's diff did not arrive in the grading sandbox")
-        check = (full_task(self.task.paths.task_dir) / "tests" / CHECK).read_text(encoding="utf-8")
-        return await grade(self.environment, self.environment.diff, check)
+        task = full_task(self.task.paths.task_dir)
+        plain = task / "tests" / CHECK
+        if plain.exists():
+            diff, reverted = policy.split(self.environment.diff, runs_tests=False)
+            verdict = await self._tried_twice(diff, plain.read_text(encoding="utf-8"))
+        else:
+            diff, reverted = policy.split(self.environment.diff, runs_tests=True)
+            verdict = await self._hidden_tests(task, diff)
+        return verdict.model_copy(update={"reverted": reverted})
+
+    async def _hidden_tests(self, task: Path, diff: list[Step]) -> Verdict:
+        """Only a tree that passes meets the twins: a would-be reward costs three runs, anything else one."""
+        try:
+            checks = {variant: await asyncio.to_thread(hidden.check, task, variant) for variant in ("tests", *_TWINS)}
+        except hidden.NoTests as error:
+            return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
+        verdict = await self._tried_twice(diff, checks["tests"] or "")
+        for variant in _TWINS:
+            text = checks[variant]
+            if verdict.grade is not Grade.PASSED or text is None:
+                continue
+            await self._refresh()
+            twin = await self._tried_twice(diff, text)
+            if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT):
+                return twin
+            if twin.grade is not Grade.PASSED:
+                verdict = twin.model_copy(update={"grade": Grade.TAMPERED, "detail": f"{variant}: {twin.detail}"})
+        return verdict
+
+    async def _tried_twice(self, diff: list[Step], check: str) -> Verdict:
+        verdict = await grade(self.environment, diff, check, self._seconds)
+        if verdict.grade is Grade.NOT_RUN:
+            await self._refresh()
+            verdict = await grade(self.environment, diff, check, self._seconds)
+        return verdict
+
+    async def _refresh(self) -> None:
+        await self.environment.stop(delete=True)
+        await self.environment.start(force_build=False)
 
 
-async def grade(environment: TrialEnvironment, diff: list[Step], check: str) -> Verdict:
+async def grade(environment: TrialEnvironment, diff: list[Step], check: str, seconds: int) -> Verdict:
     """Grade in `environment`, which must be fresh."""
     nonce = secrets.token_hex(16).encode()
-    work = marshal.dumps((diff, check, environment.workdir, CHECK_SECONDS))
+    work = marshal.dumps((diff, check, environment.workdir, seconds))
     payload = b"".join(len(part).to_bytes(8, "big") + part for part in (nonce, work))
     program = await asyncio.to_thread(_INSIDE.read_text, encoding="utf-8")
     command = [interpreter(), "-I", "-S", "-B", "-c", program, str(environment.sandbox.uid)]
     try:
-        result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=2 * CHECK_SECONDS)
+        result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=1.5 * seconds)
+    except SandboxLost as lost:
+        verdict = read_verdict(lost.stdout, -9, nonce, len(diff), str(lost))
     except SandboxError as error:
         return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
-    exit_code = None if result.timed_out else result.return_code
-    return read_verdict(result.stdout, exit_code, nonce, len(diff), result.stderr.decode(errors="replace"))
+    else:
+        exit_code = None if result.timed_out else result.return_code
+        verdict = read_verdict(result.stdout, exit_code, nonce, len(diff), result.stderr.decode(errors="replace"))
+    if verdict.grade is Grade.NOT_RUN and diff:
+        verdict = await _blame(environment, verdict)
+    return verdict
+
+
+async def _blame(environment: TrialEnvironment, verdict: Verdict) -> Verdict:
+    """What did not begin because the agent's changes are too much for the sandbox's limits is the agent's doing."""
+    try:
+        environment.usage = await environment.sandbox.usage()
+    except SandboxError:
+        return verdict
+    if not environment.fault:
+        return verdict
+    return verdict.model_copy(update={"grade": Grade.UNUSABLE, "detail": f"the agent's changes cannot be applied: {environment.fault}"})

@@ -6,7 +6,8 @@ passed when the checker came to its end, said so, and exited 0: a graded file th
 in the file system, so graded code cannot read it; the monitor belongs to another user; and giving up its user hides the checker's memory.
 Where a sandbox has only one user (no root on the host), a system call hides both.
 
-Answers: `unusable WHY` when the changes cannot be applied; else `ready` before any graded code runs, then `failed` or `passed NONCE`.
+Answers: `unusable WHY` when the changes cannot be applied; else `ready` before any graded code runs, then `failed`, `tampered` (the check
+said so, or graded code stopped it) or `passed NONCE`.
 Only what is built into the interpreter is imported: every other import costs more than the grading.
 """
 
@@ -16,6 +17,8 @@ import os
 import sys
 
 LENGTH = 8
+TAMPERED = 99
+"""Exit status of a check that saw its own machinery lie, see `run_tests.py`. Graded code can bring it about, to its own cost."""
 
 
 def main() -> None:
@@ -33,18 +36,21 @@ def main() -> None:
         check(uid, work_reader, news_writer)
     os.close(work_reader)
     os.close(news_writer)
-    nonce, work = take(0), take(0)
-    give(work_writer, work)
+    nonce = take(0)
+    give(work_writer, take(0))
     if (news := os.read(news_reader, 512)) != b"ready":
         os.write(1, news or b"the checker ended before it began")
         return
     os.write(1, b"ready\n")
     give(work_writer, b"go")
-    status = os.waitpid(checker, 0)[1]
+    status = os.waitpid(checker, os.WUNTRACED)[1]
     try:
         os.killpg(checker, 9)
     except (ProcessLookupError, PermissionError):
         pass
+    if os.WIFSTOPPED(status) or os.waitstatus_to_exitcode(status) == TAMPERED:
+        os.write(1, b"tampered\n")
+        return
     os.set_blocking(news_reader, False)  # a process that graded code left behind may hold the other end
     try:
         done = os.read(news_reader, 16) == b"done"
@@ -53,23 +59,27 @@ def main() -> None:
     os.write(1, b"passed " + nonce + b"\n" if status == 0 and done else b"failed\n")
 
 
-def take(fd: int) -> bytes:
+def take(fd: int) -> bytearray:
     """One message: its length, then that many bytes. Reads nothing ahead."""
-    data, wanted = b"", LENGTH
-    while len(data) < wanted:
-        block = os.read(fd, wanted - len(data))
-        if not block:
-            os._exit(2)
-        data += block
-        if len(data) == LENGTH:
-            wanted = LENGTH + int.from_bytes(data[:LENGTH], "big")
-    return data[LENGTH:]
+    return exactly(fd, int.from_bytes(exactly(fd, LENGTH), "big"))
 
 
-def give(fd: int, data: bytes) -> None:
-    view = memoryview(len(data).to_bytes(LENGTH, "big") + data)
+def exactly(fd: int, wanted: int) -> bytearray:
+    data = bytearray(wanted)
+    view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        count = os.readv(fd, [view])
+        if not count:
+            os._exit(2)
+        view = view[count:]
+    return data
+
+
+def give(fd: int, data: bytes | bytearray) -> None:
+    for part in (len(data).to_bytes(LENGTH, "big"), data):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view) :]
 
 
 def check(uid: int, work_reader: int, news_writer: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Grade(StrEnum):
@@ -27,6 +27,8 @@ class Verdict(BaseModel):
     detail: str = ""
     changed: int = 0
     """Entries of the tree that the agent changed."""
+    reverted: list[str] = Field(default_factory=list)
+    """Paths of the agent's changes that were left out of grading, see `policy.py`."""
 
 
 READY, UNUSABLE = b"ready\n", b"unusable "
@@ -41,6 +43,8 @@ def read_verdict(output: bytes, exit_code: int | None, nonce: bytes, changed: in
         return Verdict(grade=Grade.PASSED, changed=changed)
     if output == READY + b"failed\n" and exit_code == 0:
         return Verdict(grade=Grade.FAILED, changed=changed, detail=errors[-500:])
+    if output == READY + b"tampered\n" and exit_code == 0 and changed:
+        return Verdict(grade=Grade.TAMPERED, changed=changed, detail=errors[-500:] or "graded code stopped the check")
     if output.startswith(UNUSABLE):
         return Verdict(grade=Grade.UNUSABLE, changed=changed, detail=output.removeprefix(UNUSABLE).decode(errors="replace"))
     if not output.startswith(READY):

@@ -18,9 +18,10 @@ from harbor.models.trial.result import TrialResult
 from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 
+from sandbox.environments.harbor_env import WORKDIR
 from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
-from sandbox.integrity.grade import VERDICT_FILE
+from sandbox.integrity.grade import CHECK_SECONDS, VERDICT_FILE
 from sandbox.integrity.verdict import Verdict
 from sandbox.tasks.lean import lean_twin
 from server.schemas.outcome import Stage
@@ -66,6 +67,7 @@ def trial_config(room: Room, request: TrialRequest, name: str, twin: Path) -> Tr
     }
     mounts = [{"type": "bind", "source": str(launcher.tree), "target": str(launcher.tree), "read_only": True}] if launcher.tree else []
     grade_timeouts = room.spec.capture.timeout == "grade"
+    asked = tomllib.loads((twin / "task.toml").read_text(encoding="utf-8")).get("environment", {})
     return TrialConfig(
         task=TaskConfig(path=twin),
         trial_name=name,
@@ -76,9 +78,13 @@ def trial_config(room: Room, request: TrialRequest, name: str, twin: Path) -> Tr
             override_setup_timeout_sec=budgets.agent_setup_s,
         ),
         environment=EnvironmentConfig(import_path=_ENVIRONMENT, kwargs=kwargs, mounts=mounts),
-        environment_build_timeout_multiplier=budgets.sandbox_setup_s / _build_timeout(twin),
-        verifier=VerifierConfig(import_path=_GRADER, override_timeout_sec=budgets.verifier_s),
-        artifacts=["/workspace"],
+        environment_build_timeout_multiplier=budgets.sandbox_setup_s / asked.get("build_timeout_sec", 600),  # all that Harbor offers
+        verifier=VerifierConfig(
+            import_path=_GRADER,
+            override_timeout_sec=budgets.verifier_s,
+            kwargs={"seconds": max(1, min(CHECK_SECONDS, int(budgets.verifier_s / 4)))},
+        ),
+        artifacts=[asked.get("workdir", WORKDIR)],
         override_error_policy={
             name: ErrorPolicyOverride(should_grade=grade_timeouts and name == "AgentTimeoutError")
             for name in (*_UNGRADED, "AgentTimeoutError")
@@ -178,12 +184,6 @@ class Attempt:
                 await then()
 
         return hook
-
-
-def _build_timeout(task: Path) -> float:
-    """The task's own, which Harbor lets us scale only."""
-    text = (task / "task.toml").read_text(encoding="utf-8")
-    return float(tomllib.loads(text).get("environment", {}).get("build_timeout_sec", 600))
 
 
 def _forget_loggers(trial_name: str) -> None:

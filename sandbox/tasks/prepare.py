@@ -79,11 +79,15 @@ def check_task(task: Path) -> TaskEntry:
         "task.toml": "it describes the task",
         "instruction.md": "it is what the agent is told",
         "environment/workspace": "it is the tree that the agent starts from",
-        "tests/check.py": "it is the plain Python program that decides (exit status 0: solved); other graders cannot be run yet",
     }
     for name, why in required.items():
         if not (task / name).exists():
             raise TaskError(f"task {task}: {name} is missing; {why}")
+    if not (task / "tests" / "check.py").exists() and not any(task.glob("tests/**/test_*.py")):
+        raise TaskError(
+            f"task {task}: tests/check.py is missing, the plain Python program that decides (exit status 0: solved), and so are "
+            "hidden pytest tests (tests/test_*.py); other graders cannot be run yet"
+        )
     try:
         config = tomllib.loads((task / "task.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

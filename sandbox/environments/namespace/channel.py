@@ -18,6 +18,9 @@ class SandboxError(Exception):
 class SandboxLost(SandboxError):
     """The other end is gone: the sandbox was killed or broke its own process 1, or the spawner ended."""
 
+    stdout = b""
+    """What the command that was running had printed until then."""
+
 
 class Call:
     """One request. `started` resolves at the first answer (message, descriptors), `done` at the one that carries a status."""

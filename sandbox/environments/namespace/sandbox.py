@@ -97,6 +97,9 @@ class Sandbox:
                 with contextlib.suppress(SandboxError):  # a sandbox that is gone has no process to stop
                     await self._stop(call)
             raise
+        except SandboxLost as lost:
+            lost.stdout = out.finish()
+            raise
         finally:
             stdout, stderr = out.finish(), err.finish()
         return ExecResult(stdout, stderr, os.waitstatus_to_exitcode(status), timed_out, out.truncated or err.truncated)

@@ -1,0 +1,36 @@
+"""Which of the agent's changes never reach the grading sandbox: what graders and interpreters read by themselves, and tests.
+
+Leaving a change out puts the pristine file back. It is no accusation: an agent may well write tests or a conftest. They are listed with
+the verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .changes import Step
+
+_GIT = re.compile(r"(^|/)\.git(/|$)")
+_READ_BY_ITSELF = re.compile(
+    r"(^|/)(__pycache__(/|$)"
+    r"|(conftest|sitecustomize|usercustomize)\.py$"
+    r"|\.?pytest\.ini$|\.?pytest\.toml$|tox\.ini$|setup\.cfg$|\.coveragerc$"
+    r"|[^/]*\.(pyc|pyo|pth|so|egg-link)$"
+    r"|tests?(/|$))"
+)
+_SHADOWS = re.compile(r"^(_?pytest|pluggy|iniconfig|packaging|pygments|py)(/|\.py$|$)")
+
+
+def split(changes: Sequence[Step], runs_tests: bool) -> tuple[list[Step], list[str]]:
+    """The changes to apply, and the paths of those left out. A repository's `.git` is never taken from an agent; what test runners read
+    by themselves is left out where `runs_tests`."""
+    kept, left = [], []
+    for step in changes:
+        path = step[1]
+        drop = _GIT.search(path) or (runs_tests and (_READ_BY_ITSELF.search(path) or _SHADOWS.search(path)))
+        if drop:
+            left.append(path)
+        else:
+            kept.append(step)
+    return kept, left
