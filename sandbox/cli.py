@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from sandbox.harnesses.pins import PINS, Pin
-from sandbox.harnesses.store import RuntimeMissing, RuntimeStoreError, Store
+from sandbox.harnesses.commands import as_json_option as _json
+from sandbox.harnesses.commands import harness
+from sandbox.harnesses.commands import store_options as _store
+from sandbox.harnesses.pins import PINS
+from sandbox.harnesses.store import Store
 from sandbox.runner import quiet
-from server.schemas.datadir import DataDir, default_data_dir
 from server.schemas.runspec import Harness
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_folder = click.Path(file_okay=False, path_type=Path)
-
-
-def _store(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say where runtimes are; the command gets them as `store`."""
-
-    @click.option("--runtimes", type=_folder, help="The store [default: below the data directory].")
-    @click.option("--data-dir", type=_folder, help="The data directory [default: the user's].")
-    @functools.wraps(command)
-    def with_store(runtimes: Path | None, data_dir: Path | None, **options: object) -> None:
-        command(store=Store(runtimes or DataDir(data_dir or default_data_dir()).runtimes), **options)
-
-    return with_store
-
-
-def _pins(names: tuple[str, ...]) -> list[Pin]:
-    if unknown := [name for name in names if name not in PINS]:
-        raise click.ClickException(f"no harness {unknown[0]}; known are {', '.join(PINS)}")
-    return [PINS[name] for name in names or PINS]
 
 
 @click.group()
@@ -45,70 +23,7 @@ def main() -> None:
     """Execution side of lego-rl."""
 
 
-@main.group()
-def harness() -> None:
-    """Pinned harness runtimes."""
-
-
-@harness.command("install")
-@click.argument("names", nargs=-1)
-@click.option("--again", is_flag=True, help="Replace what is installed.")
-@_store
-@_json
-def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: bool) -> None:
-    """Fetch and check runtimes (all, or those named)."""
-    rows = []
-    for pin in _pins(names):
-        if again or not store.tree(pin).is_dir():
-            click.echo(f"installing {pin.name} {pin.version} …", err=True)
-        try:
-            rows.append({"name": pin.name, "version": pin.version, "path": str(store.install(pin, again=again))})
-        except RuntimeStoreError as error:
-            raise click.ClickException(str(error)) from error
-    click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']} {row['version']}  {row['path']}" for row in rows))
-
-
-def _states(store: Store, deep: bool) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for pin in PINS.values():
-        problem, state = "", "verified" if deep else "installed"
-        try:
-            store.verify(pin) if deep else store.require(pin)
-        except RuntimeMissing as error:
-            state, problem = "missing", str(error)
-        except RuntimeStoreError as error:
-            state, problem = "tampered", str(error)
-        rows.append(
-            {
-                "name": pin.name,
-                "version": pin.version,
-                "state": state,
-                "installed": state != "missing",
-                "path": str(store.tree(pin)),
-                "problem": problem,
-            }
-        )
-    return rows
-
-
-@harness.command("list")
-@_store
-@_json
-def harness_list(store: Store, as_json: bool) -> None:
-    """What is pinned, and whether it is installed."""
-    rows = _states(store, deep=False)
-    click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']:16} {row['version']:10} {row['state']}" for row in rows))
-
-
-@harness.command("verify")
-@_store
-@_json
-def harness_verify(store: Store, as_json: bool) -> None:
-    """Compare every installed byte with the manifest and the packages' own records. Exit status 1 when something was changed."""
-    rows = _states(store, deep=True)
-    lines = (row["problem"] or f"{row['name']} {row['version']} is as it was published" for row in rows)
-    click.echo(json.dumps(rows) if as_json else "\n".join(lines))
-    sys.exit(any(row["state"] == "tampered" for row in rows))
+main.add_command(harness)
 
 
 @main.group()

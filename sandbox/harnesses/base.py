@@ -6,8 +6,10 @@ Harbor writes an agent's options into its trial directory, so what is secret or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, override
@@ -18,6 +20,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 from server.schemas.trials import ProxyEndpoint
@@ -27,6 +30,10 @@ from .store import Store
 from .warm import WarmParent, WarmStartError
 
 AGENT_LOGS = "/logs/agent"
+STREAM = "stream.jsonl"
+"""The harness's own log, below AGENT_LOGS."""
+# The log is written in the sandbox, so that a trial that runs out of time still has it.
+_TO_LOGS = f'exec "$@" >{AGENT_LOGS}/{STREAM} 2>{AGENT_LOGS}/stderr.log'
 
 
 class HarnessError(Exception):
@@ -37,13 +44,14 @@ class HarnessError(Exception):
 class Launcher:
     """A harness made ready once per runner: its verified runtime and, for a warm start, the parent process.
 
-    `script` is for `reference.Script`, which is no harness.
+    `script` is for `reference.Script`, which is no harness; `watch` is for who wants to see a sandbox while the harness runs in it.
     """
 
     harness: Harness
     tree: Path | None = None
     parent: WarmParent | None = None
     script: str = ""
+    watch: Callable[[Sandbox], AbstractAsyncContextManager[None]] | None = None
 
     async def stop(self) -> None:
         if self.parent is not None:
@@ -59,7 +67,10 @@ class Rollout:
     proxy: ProxyEndpoint
     on_setup: Callable[[], None]
     on_start: Callable[[], None]
+    context: int
+    """Longest sequence in tokens: the window that the harness is told, and compacts by."""
     max_output_tokens: int
+    """Per turn."""
 
 
 class HarnessAgent(BaseAgent):
@@ -67,6 +78,8 @@ class HarnessAgent(BaseAgent):
 
     pin: ClassVar[Pin | None] = None
     starts: ClassVar[tuple[str, ...]] = ("exec",)
+    memory_mb: ClassVar[int] = 32
+    """What the harness itself needs; a smaller `sandbox.limits.memory_mb` is refused before the run."""
     exit_code: int | None = None
     rollout: Rollout
 
@@ -101,14 +114,29 @@ class HarnessAgent(BaseAgent):
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         """One exception class for all that goes wrong: Harbor decides by class name whether there is something to grade."""
         assert isinstance(environment, TrialEnvironment)  # noqa: S101 -- the runner names the class
+        watch = self.rollout.launcher.watch
         try:
-            await self.launch(instruction, environment)
+            async with watch(environment.sandbox) if watch else contextlib.nullcontext():
+                await self.launch(instruction, environment)
         except (SandboxError, WarmStartError, OSError) as error:
             raise HarnessError(str(error)) from error
 
     @abstractmethod
     async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
         """Run the harness to its end, set `exit_code`, write `harness.log`; call `rollout.on_start` when its process is there."""
+
+    @property
+    def tree(self) -> Path:
+        """The runtime, mounted read-only at this path in the sandbox too."""
+        tree = self.rollout.launcher.tree
+        assert tree is not None  # noqa: S101 -- for harnesses that have a pin
+        return tree
+
+    async def start(self, environment: TrialEnvironment, argv: Sequence[str], env: Mapping[str, str], stdin: str) -> None:
+        """Run a program of the harness to its end, its output in the agent's logs."""
+        self.rollout.on_start()
+        command = ["/bin/sh", "-c", _TO_LOGS, self.name(), *argv]
+        self.exit_code = (await environment.sandbox.exec(command, env=env, stdin=stdin.encode())).return_code
 
     def api_url(self, environment: TrialEnvironment, suffix: str) -> str:
         """The rollout's address at the proxy as the sandbox sees it: through the gate, with the rollout's path."""

@@ -10,7 +10,7 @@ from typing import ClassVar, override
 
 from sandbox.integrity.environment import TrialEnvironment
 
-from .base import AGENT_LOGS, HarnessAgent
+from .base import HarnessAgent
 from .pins import CLAUDE_CODE, Pin
 
 POLICY = "policy"
@@ -37,9 +37,9 @@ _SETTINGS = {
         POLICY,
     ),
 }
-_FLAGS = ("--bare", "-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")
-# The log is written in the sandbox, so that a trial that runs out of time still has it.
-_TO_LOGS = f'exec "$@" >{AGENT_LOGS}/stream.jsonl 2>{AGENT_LOGS}/stderr.log'
+# It compacts 13,000 tokens plus its longest answer (at most 20,000) before the window is full: a smaller window would be compacted at once.
+_RESERVE = 33_000
+_FLAGS = ("-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")
 
 
 class ClaudeCode(HarnessAgent):
@@ -52,14 +52,12 @@ class ClaudeCode(HarnessAgent):
 
     @override
     async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
-        tree = self.rollout.launcher.tree
-        assert tree is not None  # noqa: S101 -- this harness has a pin
         env = _SETTINGS | {
             "ANTHROPIC_BASE_URL": self.api_url(environment, ""),
             "ANTHROPIC_API_KEY": self.rollout.proxy.key.get_secret_value(),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(self.rollout.max_output_tokens),
         }
-        command = ["/bin/sh", "-c", _TO_LOGS, "claude", str(tree / "claude"), *_FLAGS]
-        self.rollout.on_start()
-        result = await environment.sandbox.exec(command, env=env, stdin=instruction.encode())
-        self.exit_code = result.return_code
+        if self.rollout.context > _RESERVE:
+            env |= dict.fromkeys(("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"), str(self.rollout.context))
+        bare = ["--bare"] if self.rollout.launcher.harness.prompt == "bare" else []
+        await self.start(environment, [str(self.tree / "claude"), *bare, *_FLAGS], env, instruction)

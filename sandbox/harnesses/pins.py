@@ -1,7 +1,9 @@
 """The harness runtimes this version works with, pinned to the byte.
 
-Updating one: mini-swe-agent, `uv pip compile --generate-hashes --no-annotate --python-version 3.12` of `mini-swe-agent==VERSION` into
-`mini_swe_agent.lock`; Claude Code, the `dist.integrity` that `npm view PACKAGE@VERSION` shows.
+Updating one: the Python harnesses, `uv pip compile --generate-hashes --no-annotate --no-header --python-version 3.12` of
+`mini-swe-agent==VERSION` into `mini_swe_agent.lock`, or of `openhands-sdk==VERSION` with `openhands-tools==VERSION` into
+`openhands.lock`; the others, the `dist.integrity` that `npm view PACKAGE@VERSION` shows for the x86-64 Linux package, which holds the
+native program that the harness's wrapper package would start.
 """
 
 from __future__ import annotations
@@ -35,10 +37,16 @@ class NpmPin:
     version: str
     package: str
     integrity: str
+    published: str = ""
+    """The registry's name of this version where it also names the platform."""
+
+    @property
+    def source(self) -> str:
+        return f"{self.package}@{self.published or self.version}"
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.package, self.version, self.integrity]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.package, self.published or self.version, self.integrity]).encode()).hexdigest()
 
 
 Pin = PythonPin | NpmPin
@@ -50,5 +58,19 @@ CLAUDE_CODE = NpmPin(
     "@anthropic-ai/claude-code-linux-x64",
     "sha512-f4JWhzwYutJIHScC7/dYOPX6s28tt7ZADhsOi8zwOHq5fFPEuUeChh2NMfinSg0GrUckYxaeebC4h0DqiKzLcw==",
 )
+OPENCODE = NpmPin(
+    "opencode",
+    "1.18.33",
+    "opencode-linux-x64-baseline",
+    "sha512-1KQGBiiDDeL/VHHbHkOvvFo8Jr97WT5+C1tear+p7IcDTnXgVHXqIjU4O4jM4mHQzykTP2i884FCnW5LDa+zCA==",
+)
+OPENHANDS = PythonPin("openhands", "1.58.2", Path(__file__).with_name("openhands.lock"))
+CODEX = NpmPin(
+    "codex",
+    "0.171.0",
+    "@openai/codex",
+    "sha512-l66NZkQgdk2C3pbcfULDz42yEUB581MVA6I+Y43Wp4OIqEy73HCdmZ0GTjeAHY2ycuH4N00d9VsLrwT1jxshTw==",
+    published="0.171.0-linux-x64",
+)
 
-PINS: dict[str, Pin] = {pin.name: pin for pin in (MINI_SWE_AGENT, CLAUDE_CODE)}
+PINS: dict[str, Pin] = {pin.name: pin for pin in (MINI_SWE_AGENT, CLAUDE_CODE, OPENCODE, OPENHANDS, CODEX)}

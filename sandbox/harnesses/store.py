@@ -81,9 +81,7 @@ class Store:
     def require(self, pin: Pin) -> Path:
         """The installed tree; raises RuntimeMissing. Does not read the files: `verify` does."""
         if not self.manifest_path(pin).is_file() or not self.tree(pin).is_dir():
-            raise RuntimeMissing(
-                f"{pin.name} {pin.version} is not installed in {self.root}; run `python -m sandbox.cli harness install {pin.name}`"
-            )
+            raise RuntimeMissing(f"{pin.name} {pin.version} is not installed in {self.root}; run `rl harness install {pin.name}`")
         return self.tree(pin)
 
     def verify(self, pin: Pin, *, deep: bool = True) -> Path:
@@ -105,7 +103,7 @@ class Store:
         if wrong:
             raise RuntimeTampered(
                 f"{pin.name} {pin.version} in {tree} differs from what was installed ({len(wrong)} files, first: {wrong[0]}); "
-                f"run `python -m sandbox.cli harness install {pin.name} --again`"
+                f"run `rl harness install {pin.name} --again`"
             )
         return tree
 
@@ -169,12 +167,12 @@ def _install_python(pin: PythonPin, tree: Path, arguments: Sequence[str]) -> Non
 def _install_npm(pin: NpmPin, tree: Path, scratch: Path, arguments: Sequence[str]) -> None:
     if shutil.which("npm") is None:
         raise RuntimeStoreError(f"{pin.name} comes from the npm registry and `npm` was not found; install Node.js with npm")
-    _run(["npm", "pack", "--silent", "--pack-destination", str(scratch), *arguments, f"{pin.package}@{pin.version}"], pin)
+    _run(["npm", "pack", "--silent", "--pack-destination", str(scratch), *arguments, pin.source], pin)
     (archive,) = scratch.glob("*.tgz")
     with archive.open("rb") as file:
         integrity = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
     if integrity != pin.integrity:
-        raise RuntimeStoreError(f"{pin.package}@{pin.version} has integrity {integrity}, expected {pin.integrity}; nothing was installed")
+        raise RuntimeStoreError(f"{pin.source} has integrity {integrity}, expected {pin.integrity}; nothing was installed")
     tree.mkdir()
     try:
         with tarfile.open(archive) as tar:
@@ -183,7 +181,7 @@ def _install_npm(pin: NpmPin, tree: Path, scratch: Path, arguments: Sequence[str
                     member.name = member.name.removeprefix("package/")
                     tar.extract(member, tree, filter="data")
     except tarfile.TarError as error:
-        raise RuntimeStoreError(f"the archive of {pin.package}@{pin.version} cannot be unpacked: {error}") from error
+        raise RuntimeStoreError(f"the archive of {pin.source} cannot be unpacked: {error}") from error
 
 
 def _run(command: list[str], pin: Pin) -> None:

@@ -103,6 +103,8 @@ class Attempt:
     stage: Stage = Stage.QUEUED
     started: bool = False
     exit_code: int | None = None
+    cpu_s: float = 0
+    """What the agent's sandbox used."""
 
     @property
     def task(self) -> Path:
@@ -129,6 +131,8 @@ class Attempt:
         finally:
             _forget_loggers(self.name)
         self.exit_code = agent.exit_code
+        if environment.usage is not None:
+            self.cpu_s = environment.usage.cpu_s
         return self._facts(result, environment.fault)
 
     def _rollout(self) -> Rollout:
@@ -138,6 +142,7 @@ class Attempt:
             proxy=self.request.proxy,
             on_setup=lambda: self._enter(Stage.AGENT_SETUP),
             on_start=self._start,
+            context=self.room.spec.model.context,
             max_output_tokens=self.room.spec.rollout.max_new_tokens,
         )
 

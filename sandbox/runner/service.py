@@ -17,13 +17,13 @@ import uvicorn
 
 from sandbox.environments.namespace.channel import SandboxError
 from sandbox.environments.namespace.host import Host
-from sandbox.harnesses.base import Launcher
-from sandbox.harnesses.registry import HARNESSES
+from sandbox.harnesses.base import HarnessAgent, Launcher
+from sandbox.harnesses.registry import adapter
 from sandbox.harnesses.store import RuntimeStoreError, Store
 from sandbox.harnesses.warm import WarmStartError
 from sandbox.tasks.prepare import TaskError, prepare
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
-from server.schemas.runspec import Harness, RunSpec
+from server.schemas.runspec import RunSpec
 from server.schemas.spool import Reporter
 
 from .app import create_app
@@ -112,13 +112,10 @@ async def open_room(
 
     `limit` bounds the tasks of a split that come from a directory.
     """
-    agents = {harness.name: HARNESSES[harness.name] for harness in spec.harnesses if harness.name in HARNESSES}
-    for harness in spec.harnesses:
-        if harness.name not in agents:
-            raise NotReady(f"harnesses: there is no adapter for {harness.name}; known are {', '.join(HARNESSES)}")
+    agents = agents_of(spec)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            starting = [asyncio.create_task(_launch(harness, store)) for harness in spec.harnesses]
+            starting = [asyncio.create_task(agents[harness.name].prepare(harness, store)) for harness in spec.harnesses]
             entries = await asyncio.to_thread(prepare, spec.data, tasks, limit)
             host = await stack.enter_async_context(Host.open(sandboxes))
             launchers: dict[str, Launcher] = {}
@@ -131,5 +128,14 @@ async def open_room(
         yield Room(spec, tasks, index, trials, sandboxes, launchers, agents), host
 
 
-async def _launch(harness: Harness, store: Store) -> Launcher:
-    return await HARNESSES[harness.name].prepare(harness, store)
+def agents_of(spec: RunSpec) -> dict[str, type[HarnessAgent]]:
+    """The class of each harness. Raises NotReady for one that is unknown, or that could not live within the limits."""
+    try:
+        agents = {harness.name: adapter(harness) for harness in spec.harnesses}
+    except ValueError as error:
+        raise NotReady(str(error)) from error
+    for name, agent in agents.items():
+        if spec.sandbox.limits.memory_mb < agent.memory_mb:
+            given = spec.sandbox.limits.memory_mb
+            raise NotReady(f"sandbox.limits.memory_mb: {name} itself needs {agent.memory_mb}, {given} are given; raise the limit")
+    return agents

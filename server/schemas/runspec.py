@@ -46,6 +46,10 @@ class Harness(_Section):
     weight: float = Field(default=1, gt=0)
     start: Literal["exec", "warm_fork"] = "exec"
     """`warm_fork`: one process per rollout, forked from a parent that has imported the harness."""
+    prompt: Literal["full", "bare"] = "full"
+    """`bare`: the harness's own mode with a short prompt and few tools, where it has one (Claude Code's `--bare`)."""
+    adapter: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")] = ""
+    """`module:Class` of an adapter of your own; empty for a harness that lego-rl knows by name."""
 
 
 class Data(_Section):

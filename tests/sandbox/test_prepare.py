@@ -113,5 +113,6 @@ def test_the_command_line_makes_and_checks_tasks(tmp_path: Path) -> None:
 def test_the_command_line_lists_runtimes(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["harness", "list", "--runtimes", str(tmp_path), "--json"])
     rows = json.loads(result.output)
-    assert {row["name"]: row["installed"] for row in rows} == {"mini-swe-agent": False, "claude-code": False}
+    assert [row["name"] for row in rows if not row["installed"]] == ["mini-swe-agent", "claude-code", "opencode", "openhands", "codex"]
+    assert [row["name"] for row in rows if row["installed"]] == ["terminus-2"]  # part of Harbor
     assert "harness install" in rows[0]["problem"]

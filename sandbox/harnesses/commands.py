@@ -1,0 +1,149 @@
+"""`rl harness install|list|verify`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandbox.runner import quiet
+from server.schemas.datadir import DataDir, default_data_dir
+from server.schemas.runspec import Harness
+
+from .pins import PINS, Pin
+from .store import RuntimeMissing, RuntimeStoreError, Store
+
+if TYPE_CHECKING:
+    from .verify import Verification
+
+BUILT_IN = {"terminus-2": "2.0.0"}
+"""Part of the installed Harbor; nothing to fetch. It works in the host's tmux."""
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_folder = click.Path(file_okay=False, path_type=Path)
+
+
+def store_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that say where runtimes are; the command gets them as `store`."""
+
+    @click.option("--runtimes", type=_folder, help="The store [default: below the data directory].")
+    @click.option("--data-dir", type=_folder, help="The data directory [default: the user's].")
+    @functools.wraps(command)
+    def with_store(runtimes: Path | None, data_dir: Path | None, **options: object) -> None:
+        command(store=Store(runtimes or DataDir(data_dir or default_data_dir()).runtimes), **options)
+
+    return with_store
+
+
+def _named(names: tuple[str, ...]) -> list[str]:
+    known = [*PINS, *BUILT_IN]
+    if unknown := [name for name in names if name not in known]:
+        raise click.ClickException(f"no harness {unknown[0]}; known are {', '.join(known)}")
+    return list(names) or known
+
+
+@click.group()
+def harness() -> None:
+    """Pinned harness runtimes."""
+
+
+@harness.command("install")
+@click.argument("names", nargs=-1)
+@click.option("--again", is_flag=True, help="Replace what is installed.")
+@store_options
+@as_json_option
+def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: bool) -> None:
+    """Fetch and check runtimes (all, or those named), once: no trial fetches anything."""
+    rows = []
+    for name in _named(names):
+        if name in BUILT_IN:
+            rows.append({"name": name, "version": BUILT_IN[name], "path": "part of Harbor"})
+            continue
+        pin = PINS[name]
+        if again or not store.tree(pin).is_dir():
+            click.echo(f"installing {pin.name} {pin.version} …", err=True)
+        try:
+            rows.append({"name": pin.name, "version": pin.version, "path": str(store.install(pin, again=again))})
+        except RuntimeStoreError as error:
+            raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']} {row['version']}  {row['path']}" for row in rows))
+
+
+@harness.command("list")
+@store_options
+@as_json_option
+def harness_list(store: Store, as_json: bool) -> None:
+    """What is pinned, and whether it is installed."""
+    rows = [_state(store, pin, deep=False) for pin in PINS.values()] + [_built_in(name) for name in BUILT_IN]
+    click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']:16} {row['version']:10} {row['state']}" for row in rows))
+
+
+def _state(store: Store, pin: Pin, deep: bool) -> dict[str, Any]:
+    problem, state = "", "verified" if deep else "installed"
+    try:
+        store.verify(pin) if deep else store.require(pin)
+    except RuntimeMissing as error:
+        state, problem = "missing", str(error)
+    except RuntimeStoreError as error:
+        state, problem = "tampered", str(error)
+    path = str(store.tree(pin))
+    return {"name": pin.name, "version": pin.version, "state": state, "installed": state != "missing", "path": path, "problem": problem}
+
+
+def _built_in(name: str) -> dict[str, Any]:
+    problem = "" if shutil.which("tmux") else f"{name} works in tmux, which is not installed here: `apt-get install tmux`"
+    state = "no tmux" if problem else "installed"
+    return {"name": name, "version": BUILT_IN[name], "state": state, "installed": True, "path": "", "problem": problem}
+
+
+@harness.command("verify")
+@click.argument("names", nargs=-1)
+@click.option("--bytes", "only_bytes", is_flag=True, help="Compare bytes only; run nothing.")
+@store_options
+@as_json_option
+def harness_verify(names: tuple[str, ...], only_bytes: bool, store: Store, as_json: bool) -> None:
+    """Prove that harnesses (all installed, or those named) are as published and work here.
+
+    Every byte is compared with the manifest and the packages' own records. Then the real program solves a task in a sandbox that has no
+    network but the proxy, against a scripted policy, while every host it looks up is recorded. Exit status 1 when anything is wrong.
+    """
+    wanted = _named(names)
+    states = [_state(store, PINS[name], deep=True) if name in PINS else _built_in(name) for name in wanted]
+    if not names:
+        states = [row for row in states if row["state"] != "missing"]
+    if only_bytes or any(row["problem"] for row in states):
+        lines = (row["problem"] or f"{row['name']} {row['version']} is as it was published" for row in states)
+        click.echo(json.dumps(states) if as_json else "\n".join(lines))
+        sys.exit(any(row["problem"] for row in states))
+    good = True
+    for row in states:
+        result = _run(Harness(name=row["name"], version=row["version"]), store)
+        good = good and result.good
+        click.echo(result.model_dump_json() if as_json else _line(result))
+    sys.exit(0 if good else 1)
+
+
+def _run(wanted: Harness, store: Store) -> Verification:
+    quiet()
+    from sandbox.runner.service import NotReady
+
+    from .verify import VerifyError, verify
+
+    try:
+        return asyncio.run(verify(wanted, store))
+    except (VerifyError, NotReady) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _line(result: Verification) -> str:
+    verdict = "works" if result.good else f"FAILS: {result.problem or 'see below'}"
+    more = [*result.violations, *(f"looked up {host}" for host in result.foreign_hosts)]
+    figures = f"reward {result.reward}, {result.turns} model calls, {result.cpu_s:.1f} CPU s, {result.rss_mb:.0f} MB"
+    return "\n  ".join([f"{result.harness} {result.version} {verdict}  ({figures})", *more])

@@ -1,0 +1,66 @@
+"""OpenCode, unmodified: the native binary in headless mode, set by an inline configuration and environment variables.
+
+It speaks the OpenAI chat dialect through the provider package inside the binary; every agent, sub-agent and title is the policy.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar, override
+
+from sandbox.integrity.environment import TrialEnvironment
+
+from .base import HarnessAgent
+from .pins import OPENCODE, Pin
+
+_SETTINGS = {
+    "IS_SANDBOX": "1",
+    "TERM": "dumb",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "OPENCODE_DISABLE_SHARE": "1",
+}
+_KEY = "LEGO_RL_ROLLOUT_KEY"
+# In its configuration directory it installs `@opencode-ai/plugin` from the npm registry, unless a lock file says that it is there.
+_LOCK = json.dumps({"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}})
+_READY = f"""d=$HOME/.config/opencode; mkdir -p $d/node_modules && printf %s '{_LOCK}' >$d/package-lock.json; exec "$@" """
+
+
+class OpenCode(HarnessAgent):
+    pin: ClassVar[Pin | None] = OPENCODE
+    memory_mb: ClassVar[int] = 768
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return OPENCODE.name
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        env = _SETTINGS | {
+            "OPENCODE_CONFIG_CONTENT": json.dumps(self._config(self.api_url(environment, "/v1"))),
+            _KEY: self.rollout.proxy.key.get_secret_value(),
+        }
+        argv = ["/bin/sh", "-c", _READY, "sh", str(self.tree / "bin" / "opencode"), "run", "--format", "json"]
+        await self.start(environment, argv, env, instruction)
+
+    def _config(self, url: str) -> dict[str, object]:
+        output = min(self.rollout.max_output_tokens, self.rollout.context // 2)
+        model = {"name": "Policy", "limit": {"context": self.rollout.context, "output": output}}
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "lego-rl",
+            "options": {"baseURL": url, "apiKey": f"{{env:{_KEY}}}"},
+            "models": {"policy": model},
+        }
+        return {
+            "autoupdate": False,
+            "share": "disabled",
+            "permission": "allow",
+            "model": "lego/policy",
+            "small_model": "lego/policy",
+            "enabled_providers": ["lego"],
+            "provider": {"lego": provider},
+        }

@@ -1,0 +1,90 @@
+"""Terminus 2, Harbor's own agent, unmodified. It runs in the runner's process by its nature: only tmux is in the sandbox.
+
+So of what holds for the others, this does not apply: no runtime is installed or mounted (it is the pinned Harbor of this environment), its
+model calls do not pass the sandbox's gate, and its own CPU time and memory are the runner's. On the wire it uses no tool calls: its
+commands are JSON in the text of a turn, and it is told what the terminal shows in user messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+from typing import TYPE_CHECKING, ClassVar, override
+
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+
+from sandbox.environments.namespace.channel import SandboxError
+from sandbox.integrity.environment import TrialEnvironment
+from server.schemas.runspec import Harness
+
+from .base import HarnessAgent, HarnessError, Launcher
+from .store import Store
+
+if TYPE_CHECKING:
+    from harbor.agents.terminus_2.terminus_2 import Terminus2
+
+VERSION = "2.0.0"
+_FREE_TOKENS = 8000
+"""Its own default: it summarises the conversation when fewer are left."""
+
+
+class Terminus(HarnessAgent):
+    memory_mb: ClassVar[int] = 64
+    _inner: Terminus2
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "terminus-2"
+
+    @override
+    def version(self) -> str | None:
+        return VERSION
+
+    @classmethod
+    @override
+    async def prepare(cls, harness: Harness, store: Store) -> Launcher:
+        if harness.version != VERSION:
+            raise ValueError(f"harnesses: {harness.name} in this Harbor is {VERSION}, the spec asks for {harness.version}")
+        if shutil.which("tmux") is None:
+            raise ValueError(f"harnesses: {harness.name} works in tmux, which is not installed here: `apt-get install tmux`")
+        # With its model client it takes seconds to import, which would stop all trials of the runner at the first one.
+        await asyncio.to_thread(importlib.import_module, "harbor.agents.terminus_2.terminus_2")
+        return await super().prepare(harness, store)
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        await super().setup(environment)
+        assert isinstance(environment, TrialEnvironment)  # noqa: S101 -- the runner names the class
+        # Without tmux it would try to install it from the network, for minutes.
+        if (await environment.sandbox.exec(["tmux", "-V"])).return_code != 0:
+            raise HarnessError("tmux is missing in the sandbox: Terminus 2 works in it, and a sandbox has no network to install it from")
+        from harbor.agents.terminus_2.terminus_2 import Terminus2
+
+        rollout = self.rollout
+        limits = {"max_input_tokens": rollout.context, "max_output_tokens": rollout.max_output_tokens}
+        costs = {"input_cost_per_token": 0.0, "output_cost_per_token": 0.0}
+        self._inner = Terminus2(
+            logs_dir=self.logs_dir,
+            model_name="openai/policy",
+            api_base=rollout.proxy.url.rstrip("/") + "/v1",
+            llm_kwargs={"api_key": rollout.proxy.key.get_secret_value()},
+            model_info=limits | costs,
+            proactive_summarization_threshold=min(_FREE_TOKENS, rollout.context // 4),
+            record_terminal_session=False,
+        )
+        await self._inner.setup(environment)
+
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        self.rollout.on_start()
+        self.exit_code = 0
+        try:
+            await self._inner.run(instruction, environment, AgentContext())
+        except SandboxError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- where another harness exits with an error, this one raises what its model client raised
+            self.exit_code = 1
+            (self.logs_dir / "harness.log").write_text(f"{type(error).__name__}: {error}\n")

@@ -1,0 +1,26 @@
+"""Each pinned harness solves a task in a sandbox that has no network but the proxy: what `rl harness verify` proves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sandbox.cli import main
+from sandbox.harnesses.hands import HANDS
+from tests.sandbox.harnesses.support import store
+from tests.sandbox.support import needs_sandbox
+
+pytestmark = [needs_sandbox, pytest.mark.slow]
+
+TURNS = {"opencode": 6, "terminus-2": 6}
+"""Model calls of list, read, edit, run, finish: OpenCode asks for a title too, Terminus 2 confirms its end."""
+
+
+@pytest.mark.parametrize("name", [name for name in HANDS if name != "codex"])
+def test_the_pinned_harness_solves_a_task_offline(name: str) -> None:
+    result = CliRunner().invoke(main, ["harness", "verify", name, "--runtimes", str(store(name).root), "--json"])
+    row = json.loads(result.stdout)
+    assert (row["reward"], row["violations"], row["foreign_hosts"], row["problem"]) == (1, [], [], "")
+    assert (row["harness"], row["turns"], result.exit_code) == (name, TURNS.get(name, 5), 0)

@@ -1,0 +1,64 @@
+"""An engine whose policy is a script, over a tokenizer in which every byte is a token: nothing is downloaded and nothing is sampled."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from server.schemas.scripted import ScriptedTurn, Voice
+from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Qwen3's special tokens over single bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP])
+    return tokenizer
+
+
+class ScriptedEngine:
+    """Answers each call with the next turn of the voice that its prompt belongs to."""
+
+    def __init__(self, tokenizer: Tokenizer, voices: Sequence[Voice]) -> None:
+        self._tokenizer, self._voices = tokenizer, voices
+        self.spoken: Counter[str] = Counter()
+
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
+        prompt = self._tokenizer.decode(np.asarray(prompt_ids).tolist(), skip_special_tokens=False)
+        voice = next((v for v in self._voices if all(s in prompt for s in v.says) and not any(u in prompt for u in v.unless)), None)
+        if voice is None:
+            raise EngineError(f"no voice of the script fits this call; its prompt ends {prompt[-300:]!r}")
+        turn = voice.turns[min(self.spoken[voice.name], len(voice.turns) - 1)]
+        self.spoken[voice.name] += 1
+        ids = self._tokenizer.encode(sampled_text(turn), add_special_tokens=False).ids
+        stop: StopReason = "stop" if len(ids) <= sampling.max_tokens else "length"
+        ids = ids[: sampling.max_tokens]
+        log_probs = [-0.1] * len(ids)
+        if on_tokens is not None:
+            on_tokens(ids, log_probs)
+        return Generation(ids, log_probs, None, stop, 0)
+
+
+def sampled_text(turn: ScriptedTurn) -> str:
+    """The turn as Qwen3 writes it, with its end token."""
+    blocks = [f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n</tool_call>" for call in turn.calls]
+    return "\n".join([*([turn.text] if turn.text else []), *blocks]) + "<|im_end|>"
