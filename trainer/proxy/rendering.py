@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders
 from server.schemas.runspec import History
 from trainer.capture.message import Message
 from trainer.engine.base import TokenIds
+from trainer.proxy.literal import Shield
 
 Tools = list[dict[str, Any]]
 
@@ -67,10 +68,12 @@ class Rendering:
 
     def __init__(self, tokenizer: Tokenizer, *, thinking: bool = False, history: History = History.KEEP) -> None:
         """`history` says whether a turn's reasoning stays in front of a later user message (`bridge`) or the whole is rendered anew."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self.history = tokenizer, history
         retention: Literal["all"] | None = "all" if history is History.KEEP else None  # None: as the chat template has it
         config = Qwen3RendererConfig(enable_thinking=thinking, thinking_retention=retention)
-        self._renderer: Any = create_renderer(_Adapter(tokenizer), config)
+        self._shield = Shield(tokenizer)
+        self._adapter = _Adapter(tokenizer, self._shield)
+        self._renderer: Any = create_renderer(self._adapter, config)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.thinking = thinking
         self.marks = _marks(tokenizer)
@@ -88,14 +91,15 @@ class Rendering:
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         """A whole conversation with the generation prompt. Raises ValueError when there is no message."""
-        rendered = self._renderer.render([message.wire() for message in messages], tools=tools or None, add_generation_prompt=True)
+        said, functions = self._shield.cover([message.wire() for message in messages]), self._shield.cover(tools)
+        rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
         return _split(rendered, 0, len(messages))
 
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
         """What `messages` add behind a sampled turn; None when the renderer cannot prove that the turn's ids stay as they are."""
         known = generation_prompt + sampled
         rendered = self._renderer.bridge_to_next_turn(
-            generation_prompt, sampled, [message.wire() for message in messages], tools=tools or None
+            generation_prompt, sampled, self._shield.cover([message.wire() for message in messages]), tools=tools or None
         )
         if rendered is None or rendered.token_ids[: len(known)] != known:
             return None
@@ -121,15 +125,15 @@ class Rendering:
     def opens_reasoning(self, generation_prompt: TokenIds) -> bool:
         """Whether a turn behind this prompt begins inside its reasoning."""
         prompt = [int(i) for i in generation_prompt]
-        return bool(prompt_ends_in_reasoning(_Adapter(self._tokenizer), prompt, stop_ids=set(self.stop_token_ids)))
+        return bool(prompt_ends_in_reasoning(self._adapter, prompt, stop_ids=set(self.stop_token_ids)))
 
     def _calls_start(self, generation_prompt: list[int], sampled: list[int]) -> int:
         """Where the first tool call of a turn begins; a closed reasoning may hold drafts that are none."""
         if self.marks is None:
             return 0
-        adapter, stops = _Adapter(self._tokenizer), set(self.stop_token_ids)
+        stops = set(self.stop_token_ids)
         reasoning = scan_reasoning(
-            adapter, sampled, prompt_ids=generation_prompt, stop_ids=stops,
+            self._adapter, sampled, prompt_ids=generation_prompt, stop_ids=stops,
             tool_start_id=self.marks.call, tool_start_closes_reasoning=True,
         )  # fmt: skip
         closed = reasoning.text is not None and not reasoning.closed_by_tool
@@ -173,15 +177,14 @@ def _split(rendered: RenderedTokens, known: int, count: int) -> Rendered:
 class _Adapter:
     """The tokenizer surface that `renderers` asks for, without the import of transformers."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, shield: Shield) -> None:
+        self._tokenizer, self._shield = tokenizer, shield
         self.name_or_path = "local"
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = tokenizer.token_to_id("<|im_end|>")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._shield.encode(text)
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
