@@ -121,9 +121,9 @@ class Place:
     def end(self) -> int:
         return self.node.end + len(self.scaffold)
 
-    def prompt(self) -> list[int]:
-        ids: list[int] = np.concatenate([n.ids for n in self.node.path()]).tolist()
-        return ids + self.scaffold
+    def prompt(self) -> np.ndarray:
+        """int32 [end]: everything that the engine is to read."""
+        return np.concatenate([*(node.ids for node in self.node.path()), np.array(self.scaffold, np.int32)])
 
     def routes_from(self) -> int:
         """First position without a row of routes: the last sampled token of the turn before, unless an earlier row is missing."""

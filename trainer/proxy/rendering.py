@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from renderers import Qwen3RendererConfig, create_renderer
 from renderers.base import ParsedToolCall, RenderedTokens, ToolCallParseStatus
 from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
@@ -74,6 +76,8 @@ class Rendering:
         self._shield = Shield(tokenizer)
         self._adapter = _Adapter(tokenizer, self._shield)
         self._renderer: Any = create_renderer(self._adapter, config)
+        self._whole: Any = create_renderer(_Remembering(tokenizer, self._shield), config)
+        """For whole conversations: rollouts of one harness begin with the same long texts."""
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.thinking = thinking
         self.marks = _marks(tokenizer)
@@ -92,7 +96,7 @@ class Rendering:
     def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         """A whole conversation with the generation prompt. Raises ValueError when there is no message."""
         said, functions = self._shield.cover([message.wire() for message in messages]), self._shield.cover(tools)
-        rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
+        rendered = self._whole.render(said, tools=functions or None, add_generation_prompt=True)
         return _split(rendered, 0, len(messages))
 
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
@@ -192,3 +196,17 @@ class _Adapter:
     def convert_tokens_to_ids(self, token: str) -> int | None:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
+
+
+class _Remembering(_Adapter):
+    """Keeps the ids of long texts. They are a function of the text alone, so nothing else can come out."""
+
+    def __init__(self, tokenizer: Tokenizer, shield: Shield) -> None:
+        super().__init__(tokenizer, shield)
+        self._remembered = lru_cache(maxsize=128)(lambda text: np.array(shield.encode(text), np.int32))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        if not 2_000 <= len(text) <= 200_000:
+            return super().encode(text, add_special_tokens)
+        ids: list[int] = self._remembered(text).tolist()
+        return ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from ray.exceptions import RayError
 
 from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
@@ -27,7 +28,7 @@ class VerlEngine:
         try:
             output = await self._client.generate(
                 session,
-                prompt_ids=list(prompt_ids),
+                prompt_ids=prompt_ids.tolist() if isinstance(prompt_ids, np.ndarray) else list(prompt_ids),
                 sampling_params={
                     "temperature": sampling.temperature,
                     "max_tokens": sampling.max_tokens,

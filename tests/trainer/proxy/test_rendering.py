@@ -84,3 +84,11 @@ def test_loads_from_a_checkpoint_directory(tokenizer: Tokenizer, tmp_path: Path)
     loaded = Rendering.load(tmp_path, thinking=True)
     assert loaded.decode(loaded.render(START, []).ids).endswith("<|im_start|>assistant\n")
     assert [loaded.decode([i]) for i in loaded.stop_token_ids] == ["<|im_end|>", "<|endoftext|>"]
+
+
+def test_a_long_text_renders_the_same_when_it_is_remembered(rendering: Rendering, tokenizer: Tokenizer) -> None:
+    messages = [Message("system", "be brief. " * 500), Message("user", "go")]
+    first = rendering.render(messages, [])
+    assert rendering.render(messages, []) == first == Rendering(tokenizer).render(messages, [])
+    first.ids.clear()
+    assert rendering.render(messages, []) == Rendering(tokenizer).render(messages, [])
