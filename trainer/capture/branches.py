@@ -3,54 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import takewhile
 
-from server.schemas.capture import BranchReason
+from server.schemas.capture import BranchClass, BranchReason
+from trainer.capture.conversations import SIDE, Reading
+from trainer.capture.graph import Turn
 
-if TYPE_CHECKING:
-    from trainer.capture.graph import Turn
+OPENINGS = {
+    BranchClass.POLICY: BranchReason.ROOT,
+    BranchClass.SUB_AGENT: BranchReason.SUB_AGENT,
+    BranchClass.SUMMARY: BranchReason.SUMMARY,
+    BranchClass.AUXILIARY: BranchReason.AUXILIARY,
+}
 
 
-def classify(earlier: Sequence[Turn], turn: Turn, stripped: bool) -> BranchReason | None:
-    """The reason why `turn` starts a branch, None when it extends one.
+def reasons(readings: Sequence[Reading]) -> tuple[dict[int, BranchReason], dict[int, BranchReason]]:
+    """Turn index → why a branch starts there, and turn index → why the harness went on without the turn.
 
-    `stripped` says that the renderer would not extend the turn before it. The turn that is left behind is marked with the same reason:
-    whichever of the two sides becomes the side branch, it knows why.
+    At a fork both sides get the reason: whichever of them becomes the side branch, it knows why.
     """
-    if not any(other.tools for other in earlier) and (turn.tools or not earlier):  # side calls without tools may come first
-        return BranchReason.ROOT
-    if all(other.thread != turn.thread for other in earlier):
-        return BranchReason.SUB_AGENT
-    history = turn.turns()[:-1]
-    behind = history[-1] if history else None
-    if behind is not None and not behind.continued:
-        return None
-    rival = next((o for o in reversed(earlier) if o.thread == turn.thread and (behind is None or behind in o.turns()[:-1])), None)
-    if rival is None:  # another thread went on from here first
-        return BranchReason.SUB_AGENT
-    line = rival.turns()
-    left = line[0] if behind is None else line[line.index(behind) + 1]
-    reason = _reason(turn, rival, behind, stripped)
-    abandoned = rival if reason is BranchReason.MALFORMED_TURN else left
-    abandoned.abandoned = abandoned.abandoned or reason
-    return reason
+    found: dict[int, BranchReason] = {}
+    left: dict[int, BranchReason] = {}
+    tips: dict[tuple[int, BranchClass], Reading] = {}
+    gone_on = set[int]()
+    for reading in readings:
+        tip = tips.get(reading.group)
+        before = reading.before if reading.extends and reading.before and reading.before.group == reading.group else None
+        if tip is None or (before is None and reading.branch_class in SIDE):
+            found[reading.turn.index] = OPENINGS[reading.branch_class]
+        elif before is None or before.turn.index in gone_on:
+            reason = found[reading.turn.index] = _fork(reading, tip, readings)
+            behind = _left_behind(reading, tip)
+            if behind is not None:
+                left.setdefault(behind.index, reason)
+        if before is not None:
+            gone_on.add(before.turn.index)
+        tips[reading.group] = reading
+    return found, left
 
 
-def _reason(turn: Turn, rival: Turn, behind: Turn | None, stripped: bool) -> BranchReason:
-    if rival.call == turn.call:
+def _left_behind(reading: Reading, tip: Reading) -> Turn | None:
+    """The first turn of the old line that the new one does not share."""
+    mine = set(map(id, reading.nodes))
+    return next((node for node in [*tip.nodes, tip.turn] if isinstance(node, Turn) and id(node) not in mine), None)
+
+
+def _fork(reading: Reading, tip: Reading, readings: Sequence[Reading]) -> BranchReason:
+    turn = reading.turn
+    if any(other.turn.call == turn.call for other in readings if other.turn.index < turn.index):
         return BranchReason.RETRY
-    if stripped:
+    if reading.summary is not None:
+        return BranchReason.COMPACTION
+    if turn.stripped:
         return BranchReason.TEMPLATE_STRIP
-    mine, theirs = turn.path(), rival.path()
-    if rival.parent in mine and not rival.returned:  # all that came before the newest turn is there, and it never came back
-        instead = mine[mine.index(rival.parent) + 1]
-        return BranchReason.HISTORY_EDITED if instead.message.role == "assistant" else BranchReason.MALFORMED_TURN
-    if behind is not None:
-        return BranchReason.HISTORY_EDITED
-    if mine[1].message != theirs[1].message:
-        return BranchReason.SUB_AGENT
-    if mine[0] is not theirs[0]:
+    if turn.tools != tip.turn.tools:
         return BranchReason.TOOLS_CHANGED
-    old, new = next((a.message, b.message) for a, b in zip(theirs, mine, strict=False) if a is not b)
-    # Claude Code writes a note into the last user message when a turn had no visible output.
-    return BranchReason.HISTORY_EDITED if new.content.startswith(old.content) else BranchReason.COMPACTION
+    return _edited(reading, tip)
+
+
+def _edited(reading: Reading, tip: Reading) -> BranchReason:
+    """By the first message in which the new context differs from the one of the newest turn."""
+    mine, theirs = [node.message for node in reading.nodes], [node.message for node in tip.nodes]
+    same = sum(1 for _ in takewhile(lambda pair: pair[0].key == pair[1].key, zip(mine, theirs, strict=False)))
+    new = mine[same] if same < len(mine) else None
+    if same == len(theirs):  # all that came before the newest turn is there, the turn itself is not
+        shown = tip.turn.message.content or tip.turn.message.tool_calls
+        dropped = new is None or new.role != "assistant" or tip.turn.malformed
+        return BranchReason.MALFORMED_TURN if shown and dropped else BranchReason.HISTORY_EDITED
+    lost = (tip.echoed | {tip.turn.index}) - reading.echoed
+    later = [index for index in reading.echoed if lost and index > min(lost)]
+    if later:
+        return BranchReason.COMPACTION
+    if new is None or new.content.startswith(theirs[same].content) or same > _first_user(reading):
+        return BranchReason.HISTORY_EDITED
+    return BranchReason.COMPACTION if lost and new.role == "user" else BranchReason.HISTORY_EDITED
+
+
+def _first_user(reading: Reading) -> int:
+    return next((i for i, node in enumerate(reading.nodes) if node.message.role == "user"), len(reading.nodes))

@@ -46,7 +46,9 @@ class Capture:
     @property
     def malformed_turns(self) -> int:
         """Turns with a block that is no tool call, and turns that the harness dropped."""
-        return sum(turn.malformed > 0 or turn.abandoned is BranchReason.MALFORMED_TURN for turn in self.graph.turns)
+        broken = (sum(turn.malformed > 0 for turn in branch.owned) for branch in self.branches())
+        dropped = (branch.reason is BranchReason.MALFORMED_TURN for branch in self.branches())
+        return sum(max(*one) for one in zip(broken, dropped, strict=True))
 
     def branches(self, rule: TrainRule = TrainRule.ALL_BRANCHES) -> list[samples.Branch]:
         return samples.branches(self.graph.turns, self.context, rule)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.schemas.capture import BranchReason
-from trainer.capture import branches
+from server.schemas.capture import BranchClass, Drift
+from trainer.capture.drift import drift
 from trainer.capture.message import Key, Message
 from trainer.capture.request import Request
 from trainer.engine.base import Generation, StopReason
@@ -79,12 +79,12 @@ class Turn(Node):
     stop: StopReason = "stop"
     malformed: int = 0
     prompt_tokens: int = 0
-    diverged: BranchReason | None = None
-    """Why this turn is not the continuation of the call before it in its thread; None when it is."""
-    abandoned: BranchReason | None = None
-    """Why a later call went on without this turn."""
-    continued: bool = False
-    """A later turn has this one in its context."""
+    side: BranchClass | None = None
+    """What the request alone says: a side call of this class (`Request.kind_hint`)."""
+    stripped: bool = False
+    """The history was rendered anew because the renderer would not extend the turn before."""
+    drift: Drift | None = None
+    """How the arguments of the calls were different when the turn first came back."""
     sent: bool = False
     """The whole answer was written to a client that was there."""
     returned: bool = False
@@ -139,6 +139,8 @@ class Graph:
     def __init__(self) -> None:
         self.roots: dict[bytes, Node] = {}
         self.turns: list[Turn] = []
+        self.calls: dict[str, Turn] = {}
+        """Tool-call id → the turn that it was minted for."""
 
     def nodes(self) -> Iterator[Node]:
         stack = list(self.roots.values())
@@ -163,6 +165,20 @@ class Graph:
             best = max(turns, key=lambda turn: (turn.thread == request.thread, turn.index)) if turns else match.turn
             match = Match(best, i + 1 if turns else match.position, i + 1)
         return match
+
+    def echoed(self, message: Message) -> Turn | None:
+        """The turn that a message with tool calls sends back whole, in whatever context."""
+        turn = self.calls.get(message.tool_calls[0].id) if message.tool_calls else None
+        return turn if turn is not None and turn.message.key == message.key else None
+
+    def returned(self, request: Request, match: Match) -> None:
+        """Mark the turns that a request proves to have been delivered: those on its path, and those it quotes elsewhere."""
+        for message in request.messages:
+            turn = self.echoed(message)
+            if turn is not None and not turn.returned:
+                turn.returned, turn.drift = True, drift(turn.message.tool_calls, message.tool_calls)
+        for turn in match.turn.turns() if match.turn else []:
+            turn.returned = True
 
     def place(self, request: Request, ids: Sequence[int], ends: Sequence[int], behind: Match | None) -> Place:
         """Hang the messages behind a matched turn (all of them when None) into the graph, reusing nodes of equal message and ids.
@@ -208,11 +224,11 @@ class Graph:
             stop=generation.stop_reason,
             malformed=malformed,
             prompt_tokens=place.end,
+            side=BranchClass(request.kind_hint) if request.kind_hint else None,
+            stripped=stripped,
         )
-        turn.diverged = branches.classify(self.turns, turn, stripped)
-        for before in turn.turns()[:-1]:
-            before.continued = True
         self.turns.append(turn)
+        self.calls.update((call.id, turn) for call in message.tool_calls)
         return turn
 
 

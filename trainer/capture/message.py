@@ -22,9 +22,9 @@ class ToolCall:
 class Message:
     """`key` is what two messages are compared by, on which the path search of the graph rests.
 
-    System, user and tool messages compare exactly. An assistant message is named by the complete ordered list of its tool-call ids and
-    function names: harnesses re-serialise and edit arguments and move text, but every one of them returns the ids as they were minted.
-    A text-only turn has no id in chat APIs and compares by its text without surrounding white space.
+    System, user and tool messages compare exactly. An assistant message is named by the complete ordered list of its tool-call ids:
+    harnesses re-serialise and edit arguments, move text and repair names, but every one of them returns the ids as they were minted.
+    A text-only turn has no id in chat APIs and compares by its words, because harnesses trim and re-flow white space.
     """
 
     role: Role
@@ -39,9 +39,9 @@ class Message:
         if self.role != "assistant":
             key = (self.role, self.tool_call_id, self.content)
         elif self.tool_calls:
-            key = ("calls", *((call.id, call.name) for call in self.tool_calls))
+            key = ("calls", *(call.id for call in self.tool_calls))
         else:
-            key = ("text", self.content.strip())
+            key = ("text", " ".join(self.content.split()))
         object.__setattr__(self, "key", key)
 
     def wire(self) -> dict[str, Any]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from server.schemas.capture import BranchClass, BranchReason, Exclusion
 from server.schemas.runspec import TrainRule
+from trainer.capture import conversations
+from trainer.capture.branches import reasons
+from trainer.capture.conversations import Reading
 from trainer.capture.graph import Node, Turn
 from trainer.capture.sample import Sample
+
+REWRITTEN = (BranchReason.COMPACTION, BranchReason.HISTORY_EDITED, BranchReason.TOOLS_CHANGED, BranchReason.TEMPLATE_STRIP)
+"""Where the history of a conversation is another one from here on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +25,25 @@ class Branch:
 
     turns: tuple[Turn, ...]
     owned: tuple[Turn, ...]
+    reason: BranchReason
     branch_class: BranchClass
     excluded: Exclusion | None
 
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A candidate: the turns of one conversation up to a leaf, and those of other conversations that lie before it."""
+
+    turns: list[Turn]
+    reading: Reading
+    left: bool
+    """The harness went on without a turn of it."""
+    excluded: Exclusion | None
+
     @property
-    def reason(self) -> BranchReason:
-        first = self.owned[0]
-        return first.diverged or first.abandoned or BranchReason.ROOT
+    def rank(self) -> tuple[bool, bool, int, bool, int]:
+        lost = self.excluded is Exclusion.UNDELIVERED
+        return lost, self.excluded is not None, -len(self.turns), self.left, self.turns[-1].index
 
 
 def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branch]:
@@ -35,30 +52,45 @@ def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branc
     A shared turn goes to a branch that is trained before one that is not, then to the one with more turns, then to the one that the
     harness went on with. A branch longer than `context` tokens is excluded, never cut.
     """
+    readings = conversations.read(turns)
+    starts, left = reasons(readings)
     lost = undelivered(turns)
-    inner = {turn.index for leaf in turns if leaf.index not in lost for turn in leaf.turns()[:-1]}
-    paths = []
-    for leaf in turns:
-        if leaf.index not in inner:
-            branch_class = _class_of(leaf, turns)
-            paths.append((_exclusion(leaf, branch_class, lost, context), leaf.turns(), branch_class))
-    paths.sort(key=_precedence)
+    inner = {before.turn.index for reading in readings if reading.turn.index not in lost for before in _line(reading)[:-1]}
+    lines = []
+    for reading in readings:
+        if reading.turn.index not in inner:
+            line = [other.turn for other in _line(reading)]
+            excluded = _exclusion(reading, lost, context)
+            if rule is TrainRule.PARENT_EXACT:
+                excluded = excluded or _off_parent(line, reading, starts)
+            lines.append(_Line(line, reading, any(turn.index in left for turn in line), excluded))
     found, taken = [], set[int]()
-    for excluded, line, branch_class in paths:
-        owned = tuple(turn for turn in line if turn.index not in taken)
+    for candidate in sorted(lines, key=lambda line: line.rank):
+        owned = tuple(turn for turn in candidate.turns if turn.index not in taken)
         taken.update(turn.index for turn in owned)
-        found.append(Branch(tuple(line), owned, branch_class, excluded))
-    if rule is TrainRule.PARENT_EXACT:
-        found = [_parent_only(branch) for branch in found]
+        first = owned[0].index
+        reason, excluded = starts.get(first) or left.get(first) or BranchReason.ROOT, candidate.excluded
+        if rule is TrainRule.PARENT_EXACT and reason is not BranchReason.ROOT:
+            excluded = excluded or Exclusion.UNALIGNED
+        found.append(Branch(tuple(candidate.reading.turn.turns()), owned, reason, candidate.reading.branch_class, excluded))
     return sorted(found, key=lambda branch: branch.owned[0].index)
 
 
-def _parent_only(branch: Branch) -> Branch:
-    """The paper isolates sub-agents from the parent's capture and leaves out what a rewritten history cannot align (3.2.2, 4.4)."""
-    if branch.excluded or (branch.branch_class is BranchClass.POLICY and branch.reason is BranchReason.ROOT):
-        return branch
-    other = branch.branch_class is BranchClass.SUB_AGENT
-    return dataclasses.replace(branch, excluded=Exclusion.OTHER_THREAD if other else Exclusion.UNALIGNED)
+def _line(reading: Reading) -> list[Reading]:
+    """The turns of the same conversation on the path to a turn, and itself."""
+    line, at = [reading], reading.before
+    while at is not None:
+        line += [at] if at.group == reading.group else []
+        at = at.before
+    return line[::-1]
+
+
+def _off_parent(line: Sequence[Turn], leaf: Reading, starts: Mapping[int, BranchReason]) -> Exclusion | None:
+    """The paper isolates sub-agents from the parent's capture, and leaves out what follows a rewritten history (3.2.2, 4.4)."""
+    if leaf.branch_class is BranchClass.SUB_AGENT:
+        return Exclusion.OTHER_THREAD
+    rewritten = leaf.branch_class is not BranchClass.POLICY or any(starts.get(turn.index) in REWRITTEN for turn in line)
+    return Exclusion.UNALIGNED if rewritten else None
 
 
 def undelivered(turns: Sequence[Turn]) -> set[int]:
@@ -105,27 +137,12 @@ def sample(branch: Branch, like: np.ndarray | None) -> Sample:
     )
 
 
-def _precedence(path: tuple[Exclusion | None, list[Turn], BranchClass]) -> tuple[bool, bool, int, bool, int]:
-    excluded, line, _ = path
-    return excluded is Exclusion.UNDELIVERED, excluded is not None, -len(line), line[-1].abandoned is not None, line[-1].index
-
-
-def _class_of(leaf: Turn, turns: Sequence[Turn]) -> BranchClass:
-    """By thread header or divergence; a call without tools in a rollout that has tools is the harness's own side call."""
-    if not leaf.tools and any(turn.tools for turn in turns):
-        return BranchClass.AUXILIARY
-    main = next((turn for turn in turns if turn.tools), turns[0])
-    if leaf.thread != main.thread or any(turn.diverged is BranchReason.SUB_AGENT for turn in leaf.turns()):
-        return BranchClass.SUB_AGENT
-    return BranchClass.POLICY
-
-
-def _exclusion(leaf: Turn, branch_class: BranchClass, lost: set[int], context: int) -> Exclusion | None:
-    if leaf.index in lost:
+def _exclusion(leaf: Reading, lost: set[int], context: int) -> Exclusion | None:
+    if leaf.turn.index in lost:
         return Exclusion.UNDELIVERED
-    if branch_class is BranchClass.AUXILIARY:
+    if leaf.branch_class is BranchClass.AUXILIARY:
         return Exclusion.AUXILIARY
-    return Exclusion.OVER_BUDGET if leaf.end > context else None
+    return Exclusion.OVER_BUDGET if leaf.turn.end > context else None
 
 
 def _routes(node: Node, like: np.ndarray) -> np.ndarray:

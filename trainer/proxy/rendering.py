@@ -109,6 +109,14 @@ class Rendering:
             return None
         return _split(rendered, len(known), len(messages))
 
+    def splice(self, bridged: Rendered, messages: Sequence[Message], tools: Tools, position: int) -> Rendered:
+        """Behind a sampled turn, messages among which are assistant messages that were not sampled there: `bridged` holds those up to
+        the first of them, `messages[position:]`, and the rest comes from a render of the whole conversation."""
+        rendered, at = self.render(messages, tools), position + len(bridged.ends)
+        kept, known = bridged.ends[-1], rendered.ends[at - 1]
+        ends = [*bridged.ends, *(end - known + kept for end in rendered.ends[at:])]
+        return Rendered(bridged.ids[:kept] + rendered.ids[known:], ends)
+
     def parse(self, generation_prompt: list[int], sampled: list[int], tools: Tools) -> Parsed:
         broken: list[str] = []
         try:

@@ -12,6 +12,7 @@ from trainer.capture.graph import Place, Turn, store_routes
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
+from trainer.proxy import placing
 from trainer.proxy.allowance import allowance
 from trainer.proxy.flight import Flight
 from trainer.proxy.limits import MAX_CALLS, Limits
@@ -102,7 +103,7 @@ class Session:
     def _take_off(self, request: Request) -> Flight:
         if self.capture.engine_error or self.capture.proxy_error:
             raise _lost()
-        place, stripped = self._place(request)
+        place, stripped = placing.place(self.capture.graph, self._rendering, request)
         try:
             room = allowance(self._limits, place, self.capture.policy_turns + len(self._flights), self._sampled)
         except Refusal as refusal:
@@ -122,25 +123,6 @@ class Session:
         self._tasks.discard(task)
         if self._flights.get(flight.call) is flight:
             del self._flights[flight.call]
-
-    def _place(self, request: Request) -> tuple[Place, bool]:
-        """Render what is new behind the longest known path; a path that cannot be extended exactly is left for a new branch.
-
-        The second value is True when it was the renderer that would not extend it.
-        """
-        graph, match = self.capture.graph, self.capture.graph.locate(request)
-        new, stripped = request.messages[match.position :], False
-        if match.turn is not None:
-            for turn in match.turn.turns():
-                turn.returned = True
-            if new and all(message.role != "assistant" for message in new):
-                scaffold, sampled = match.turn.ids[: match.turn.scaffold].tolist(), match.turn.sampled.tolist()
-                bridged = self._rendering.bridge(scaffold, sampled, new, request.tools)
-                if bridged is not None:
-                    return graph.place(request, bridged.ids, bridged.ends, match), False
-                stripped = True
-        rendered = self._rendering.render(request.messages, request.tools)
-        return graph.place(request, rendered.ids, rendered.ends, None), stripped
 
     async def _generate(self, request: Request, place: Place, sampling: Sampling, stripped: bool, flight: Flight) -> Turn:
         first = place.routes_from()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from server.schemas.capture import Exclusion
@@ -40,6 +40,11 @@ class Watched(Rendering):
     def bridge(self, *args: Any) -> Rendered | None:
         rendered = super().bridge(*args)
         self.last = rendered.ids if rendered else []
+        return rendered
+
+    def splice(self, *args: Any) -> Rendered:
+        rendered = super().splice(*args)
+        self.last = rendered.ids
         return rendered
 
 
@@ -159,7 +164,7 @@ class Harness:
         self.messages += results or [Message("user", "Go on.")]
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, phases=(Phase.explicit, Phase.generate))
 @given(
     steps=st.lists(STEP, max_size=12),
     texts=st.lists(st.integers(0, len(SAMPLED) - 1), min_size=1, max_size=12),
@@ -187,7 +192,7 @@ def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed
     capture = asyncio.run(run()).capture
     audit(capture, engine)
     assert capture.proxy_error is capture.engine_error is None
-    assert not capture.graph.turns or capture.graph.turns[0].diverged == "root"
+    assert not capture.graph.turns or capture.branches()[0].reason == "root"
     for sample in capture.samples():
         assert sample.excluded in (None, Exclusion.UNDELIVERED)
     returned = {turn.index for turn in capture.graph.turns if turn.returned}

@@ -1,0 +1,162 @@
+"""Which conversation each turn of a rollout belongs to, and for what: read from the finished graph, where it shows what became of an
+answer.
+
+Conversations are told apart by the harness's own thread headers; where there are none, by system prompt, tools and shared turns. A side
+call belongs to the conversation that it serves, but never continues it. What the request says about itself the dialects have read
+(`Request.kind_hint`); here it is told by shape and by what the harness did with the answer:
+
+* a call without tools in a thread that has tools is no turn: a summary when it carries the history (Codex, qwen-code as messages,
+  OpenCode as one flat text), else auxiliary (titles);
+* a call whose text is quoted where the history used to be was a summary (every harness that compacts);
+* a call with a system prompt and tools of its own that reads another conversation's turns is auxiliary (qwen-code's memory agent).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from server.schemas.capture import BranchClass
+from trainer.capture.graph import Node, Turn
+
+SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
+"""Claude Code keeps only the inside of this block."""
+TELLING = 16
+"""Characters from which on a text is no coincidence."""
+SIDE = (BranchClass.SUMMARY, BranchClass.AUXILIARY)
+
+
+@dataclass(eq=False)
+class Reading:
+    """One turn with what its context says. `nodes` are the messages before it."""
+
+    turn: Turn
+    nodes: list[Node]
+    before: Reading | None
+    """The last sampled turn among the nodes."""
+    echoed: frozenset[int]
+    """Indices of sampled turns that are in the context, in place or as a message in another context."""
+    conversation: int = -1
+    branch_class: BranchClass = BranchClass.POLICY
+    summary: Reading | None = None
+    """The side call whose answer took the place of this turn's history."""
+    continued: bool = field(default=False)
+    """A later turn has this one in its place in the context."""
+
+    @property
+    def extends(self) -> bool:
+        """Behind `before` there is only what the harness said itself."""
+        return self.before is not None and all(node.message.role != "assistant" for node in self.nodes[self._behind :])
+
+    @cached_property
+    def _behind(self) -> int:
+        return next((i + 1 for i in reversed(range(len(self.nodes))) if isinstance(self.nodes[i], Turn)), 0)
+
+    @property
+    def group(self) -> tuple[int, BranchClass]:
+        """Turns of one group can continue each other."""
+        return self.conversation, self.branch_class
+
+    @property
+    def opening(self) -> tuple[str, bytes]:
+        """System prompt and tools."""
+        first = self.nodes[0].message
+        return first.content if first.role == "system" else "", self.turn.tools
+
+    @property
+    def first_user(self) -> str:
+        return next((node.message.content for node in self.nodes if node.message.role == "user"), "")
+
+    def says(self, text: str, *, assistants: bool) -> bool:
+        return any(text in node.message.content for node in self.nodes if assistants or node.message.role != "assistant")
+
+
+def read(turns: Sequence[Turn]) -> list[Reading]:
+    """A reading per turn, in order."""
+    readings = list(_contexts(turns))
+    for i, reading in enumerate(readings):
+        if not reading.extends:
+            reading.summary = _replaced_by(reading, readings[:i])
+    proven = {id(reading.summary) for reading in readings if reading.summary}
+    with_tools = {turn.thread for turn in turns if turn.tools}
+    for i, reading in enumerate(readings):
+        _assign(reading, readings[:i], summary=id(reading) in proven, with_tools=reading.turn.thread in with_tools)
+    return readings
+
+
+def _contexts(turns: Sequence[Turn]) -> Iterator[Reading]:
+    by_turn = dict[int, Reading]()
+    by_call = {call.id: turn for turn in turns for call in turn.message.tool_calls}
+    for turn in turns:
+        nodes = turn.path()[1:-1]
+        before = next((by_turn[id(node)] for node in reversed(nodes) if isinstance(node, Turn)), None)
+        echoed = {node.index for node in nodes if isinstance(node, Turn)}
+        echoed |= {
+            by_call[call.id].index
+            for node in nodes
+            if not isinstance(node, Turn)
+            for call in node.message.tool_calls
+            if call.id in by_call
+        }  # fmt: skip
+        reading = by_turn[id(turn)] = Reading(turn, nodes, before, frozenset(echoed))
+        if before is not None and reading.extends:
+            before.continued = True
+        yield reading
+
+
+def _replaced_by(reading: Reading, earlier: Sequence[Reading]) -> Reading | None:
+    """The call just before, in the same thread, whose text is quoted where the history used to be."""
+    last = next((other for other in reversed(earlier) if other.turn.thread == reading.turn.thread), None)
+    if last is None or last.turn.message.tool_calls or last.continued or last.turn.index in reading.echoed:
+        return None
+    elsewhere = last.opening != reading.opening
+    if elsewhere and last.turn.tools:  # a sub-agent's report is quoted too; a summary is asked for without tools, or in its place
+        return None
+    inside = SUMMARY.search(last.turn.message.content)
+    text = (inside[1] if inside else last.turn.message.content).strip()
+    return last if len(text) >= TELLING and reading.says(text, assistants=elsewhere) else None
+
+
+def _assign(reading: Reading, earlier: Sequence[Reading], *, summary: bool, with_tools: bool) -> None:
+    """`with_tools`: calls of this thread have tools, so that one without is the harness's own."""
+    before, side = reading.before, BranchClass.SUMMARY if summary else reading.turn.side
+    if before is not None and reading.extends and before.turn.thread == reading.turn.thread:
+        reading.conversation, reading.branch_class = before.conversation, side or before.branch_class
+        return
+    if side is None and with_tools and not reading.turn.tools:
+        side = BranchClass.SUMMARY if _carries_history(reading, earlier) else BranchClass.AUXILIARY
+    main = next((other for other in earlier if other.branch_class is BranchClass.POLICY), None)
+    known = _known(reading, [other for other in earlier if other.branch_class not in SIDE])
+    if side is None and known is not None and _borrows(reading, known):
+        side = BranchClass.AUXILIARY
+    reading.conversation = known.conversation if known else len(earlier)
+    reading.branch_class = side or (known.branch_class if known else BranchClass.POLICY if main is None else BranchClass.SUB_AGENT)
+
+
+def _known(reading: Reading, turns: Sequence[Reading]) -> Reading | None:
+    """The newest turn of the conversation that a call goes on with, None when it opens one."""
+    mine = [other for other in turns if other.turn.thread == reading.turn.thread]
+    if reading.turn.thread:
+        return mine[-1] if mine else None
+    named = any(other.turn.thread for other in turns)  # then the nameless thread is one conversation (Claude Code)
+    for other in reversed(mine):
+        if named or other.turn.index in reading.echoed:
+            return other
+        same_start = reading.summary is not None or other.first_user == reading.first_user or other.branch_class is BranchClass.POLICY
+        if other.opening == reading.opening and same_start:  # two sub-agents of one kind differ in their first message
+            return other
+    return None
+
+
+def _borrows(reading: Reading, known: Reading) -> bool:
+    """qwen-code lets an agent with its own system prompt and tools read the parent's history, and takes nothing of it over."""
+    opening, other = reading.opening, known.opening
+    return not reading.turn.thread and reading.summary is None and opening[0] != other[0] and opening[1] != other[1]
+
+
+def _carries_history(reading: Reading, earlier: Sequence[Reading]) -> bool:
+    """A call without tools that holds turns of the conversation, as messages or flattened into one text."""
+    texts = (other.turn.message.content.strip() for other in earlier if other.turn.thread == reading.turn.thread)
+    return bool(reading.echoed) or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in texts)
