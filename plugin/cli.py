@@ -251,6 +251,33 @@ def review(target: Target, finding_id: str, decision: str, note: str) -> None:
     click.echo(f"{finding.id} {finding.verdict}: {finding.title}")
 
 
+@main.group()
+def rollout() -> None:
+    """Look into what was captured of single rollouts."""
+
+
+@rollout.command("show")
+@click.argument("trial_id", metavar="ID")
+@click.option("--run", "run_id", metavar="RUN", help="The run that it belongs to. [the newest]")
+@click.option("--turn", type=click.IntRange(0), help="Only this turn.")
+@click.option("--tokens", is_flag=True, help="Also the token ids, the sampled ones with their log-probabilities.")
+@click.option("--full", is_flag=True, help="Whole messages, however long.")
+@click.option("--json", "as_json", is_flag=True, help="One object: the trial, its capture, and with --tokens the ids.")
+@click.pass_obj
+def rollout_show(target: Target, trial_id: str, run_id: str | None, turn: int | None, tokens: bool, full: bool, as_json: bool) -> None:
+    """Show turns, branches, and what became of every sampled token of a rollout. ID is a trial's, as the Live UI names it."""
+    from . import rollout as show
+
+    client = target.client()
+    run_id = run_id or client.latest().run_id
+    trial, record = client.trial(run_id, trial_id), client.capture(run_id, trial_id)
+    turns = [found for found in record.turns if turn is None or found.index == turn]
+    if turn is not None and not turns:
+        raise ControlError(f"rollout {trial_id} has no turn {turn}: it has {len(record.turns)}, counted from 0")
+    ids = {found.index: client.tokens(run_id, trial_id, found.index) for found in turns} if tokens else {}
+    _print([show.as_json(trial, record, ids)] if as_json else show.rollout(trial, record, turns, ids, full))
+
+
 @main.command()
 @click.option("--preset", default="local", help="local, or local-claude-code.")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps.")

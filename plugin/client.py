@@ -19,8 +19,10 @@ from server.schemas.api import (
     SpecRequest,
     StartRequest,
     StepRow,
+    TrialDetail,
     TrialRow,
 )
+from server.schemas.capture import CaptureRecord, TurnTokens
 from server.schemas.checks import CheckReport, Diagnosis, Finding, Plan, Verdict
 from server.schemas.datadir import DataDir, ServerFile
 
@@ -137,6 +139,16 @@ class Client:
             if not rows:
                 break
         return found
+
+    def trial(self, run_id: str, trial_id: str) -> TrialDetail:
+        return self._call("GET", f"/api/runs/{_segment(run_id)}/trials/{_segment(trial_id)}", TrialDetail)
+
+    def capture(self, run_id: str, trial_id: str) -> CaptureRecord:
+        return self._call("GET", f"/api/runs/{_segment(run_id)}/trials/{_segment(trial_id)}/capture", CaptureRecord)
+
+    def tokens(self, run_id: str, trial_id: str, turn: int) -> TurnTokens:
+        path = f"/api/runs/{_segment(run_id)}/trials/{_segment(trial_id)}/capture/tokens"
+        return self._call("GET", path, TurnTokens, params={"turn": turn})
 
     def diagnose(self, run_id: str, explain: bool = False) -> Diagnosis:
         """`explain` asks the server's language model and may take a minute."""

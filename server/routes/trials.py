@@ -9,9 +9,11 @@ from fastapi import APIRouter, HTTPException, Query
 from ..context import READ, Ctx
 from ..db.models import CaptureRow
 from ..runs.files import Missing, read_capture, run_dir
+from ..runs.tokens import turn_tokens
 from ..runs.trials import TrialFilter, trial_detail, trial_rows
 from ..schemas.api import TrialDetail, TrialRow
-from ..schemas.capture import CaptureRecord
+from ..schemas.capture import CaptureRecord, TurnTokens
+from ..schemas.events import Count
 
 router = APIRouter(prefix="/api/runs/{run_id}/trials", tags=["trials"], dependencies=[READ])
 
@@ -34,11 +36,22 @@ def trial(context: Ctx, run_id: str, trial_id: str) -> TrialDetail:
 
 @router.get("/{trial_id}/capture")
 def capture(context: Ctx, run_id: str, trial_id: str) -> CaptureRecord:
+    """Turns, branches and their fate, in text and numbers."""
     with context.db.read() as session:
         row = session.get(CaptureRow, (run_id, trial_id))
     if row is None:
         raise HTTPException(404, f"nothing was captured of trial {trial_id} of run {run_id}")
     try:
         return read_capture(run_dir(context.settings, run_id), row)
+    except Missing as error:
+        raise HTTPException(404, str(error)) from None
+
+
+@router.get("/{trial_id}/capture/tokens")
+def tokens(context: Ctx, run_id: str, trial_id: str, turn: Count) -> TurnTokens:
+    """The ids of one turn, from the capture file."""
+    record = capture(context, run_id, trial_id)
+    try:
+        return turn_tokens(run_dir(context.settings, run_id), record, turn)
     except Missing as error:
         raise HTTPException(404, str(error)) from None

@@ -113,6 +113,24 @@ class BranchRecord(BaseModel):
     """Policy versions of the sampled tokens that this branch owns."""
 
 
+class ContextTokens(BaseModel):
+    role: str
+    ids: list[int]
+
+
+class TurnTokens(BaseModel):
+    """Ids of one model call that were new to it, in order: `context` and `scaffold` (the generation prompt) were sent, `sampled` came back
+    and is what the mask holds, with one log-prob each. `start` is the position of the first."""
+
+    turn: int
+    start: int
+    context: list[ContextTokens]
+    scaffold: list[int]
+    sampled: list[int]
+    log_probs: list[float]
+    policy_versions: list[tuple[int, int]]
+
+
 class CaptureRecord(BaseModel):
     """`captures/<trial_id>.json` under the run's directory. Sum of `branches.sampled_tokens` = `sampled_tokens`."""
 

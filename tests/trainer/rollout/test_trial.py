@@ -177,3 +177,11 @@ async def test_a_trial_whose_grader_could_not_run_is_replaced_once(world: World)
     assert rollout.trial_id == "s001-t-1.2" and isinstance(rollout.outcome, Failed)
     assert [request.trial_id for request in world.runner.requests] == ["s001-t-1", "s001-t-1.2"]
     assert [event.trial_id for event in world.events() if isinstance(event, OutcomeBody)] == ["s001-t-1", "s001-t-1.2"]
+
+
+async def test_a_capture_that_cannot_be_kept_costs_no_rollout(world: World) -> None:
+    world.run.captures.rmdir()
+    rollout = await world.room.play(GROUP, 0)
+    assert rollout.reward == 1 and rollout.samples
+    (outcome,) = (event.outcome for event in world.events() if isinstance(event, OutcomeBody))
+    assert outcome.detail == "its capture was not kept: No such file or directory"
