@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ from tokenizers import Tokenizer
 from trainer.engine.base import Generation, OnTokens, Sampling, StopReason, TokenIds
 
 LAYERS, TOP_K, EXPERTS = 2, 3, 16
+ABORT = "abort"
+Part = str | Exception | asyncio.Event
+"""Of a streamed turn: text, a fault, or something to wait for."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,20 @@ class Call:
     sampled: list[int]
     log_probs: list[float]
     version: int
+    salt: str = ""
 
 
 @dataclass
 class ScriptedEngine:
-    """`script` holds sampled texts (with special tokens spelled out) or exceptions, taken in order.
+    """`script` holds sampled texts (with special tokens spelled out) or exceptions, taken in order. A list of parts is streamed one by
+    one; a part that says `ABORT` returns what there is as aborted.
 
     Routes of a position are a function of the token there and the position, so a test can tell a shifted row. `gate`, when set, holds
     every call until it is opened.
     """
 
     tokenizer: Tokenizer
-    script: list[str | Exception] = field(default_factory=list)
+    script: list[str | Exception | Sequence[Part]] = field(default_factory=list)
     stop: StopReason = "stop"
     version: int = 0
     routes: bool = True
@@ -60,25 +65,43 @@ class ScriptedEngine:
         salt: str = "",
     ) -> Generation:
         self.started += 1
+        await self._until(self.gate)
+        text = self.script.pop(0) if self.script or self.write is None else self.write()
+        if isinstance(text, Exception):
+            raise text
+        number, prompt, parts = self.started, list(prompt_ids), [text] if isinstance(text, str) else text
+        stop: StopReason = self.stop
+        ids: list[int] = []
+        log_probs: list[float] = []
+        for part in parts:
+            if part == ABORT:
+                stop = "aborted"
+                break
+            if isinstance(part, Exception):
+                raise part
+            if isinstance(part, asyncio.Event):
+                await self._until(part)
+                continue
+            new = self.tokenizer.encode(part, add_special_tokens=False).ids
+            if len(ids) + len(new) > sampling.max_tokens:
+                new, stop = new[: sampling.max_tokens - len(ids)], "length"
+            fresh = [-0.01 * (1 + (number * 31 + len(ids) + i) % 97) for i in range(len(new))]
+            ids, log_probs = ids + new, log_probs + fresh
+            if on_tokens is not None and parts is text:
+                on_tokens(new, fresh)
+        self.calls.append(Call(session, prompt, sampling, routes_from, ids, log_probs, self.version, salt))
+        whole = [*prompt_ids, *ids]
+        rows = routes_at(np.array(whole[routes_from:-1]), np.arange(routes_from, len(whole) - 1)) if self.routes else None
+        return Generation(ids, log_probs, rows, stop, self.version)
+
+    async def _until(self, event: asyncio.Event | None) -> None:
         try:
-            if self.gate is not None:
-                await self.gate.wait()
+            if event is not None:
+                await event.wait()
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        text = self.script.pop(0) if self.script or self.write is None else self.write()
-        if isinstance(text, Exception):
-            raise text
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        stop: StopReason = self.stop
-        if len(ids) > sampling.max_tokens:
-            ids, stop = ids[: sampling.max_tokens], "length"
-        log_probs = [-0.01 * (1 + (len(self.calls) * 31 + i) % 97) for i in range(len(ids))]
-        self.calls.append(Call(session, list(prompt_ids), sampling, routes_from, ids, log_probs, self.version))
-        whole = [*prompt_ids, *ids]
-        rows = routes_at(np.array(whole[routes_from:-1]), np.arange(routes_from, len(whole) - 1)) if self.routes else None
-        return Generation(ids, log_probs, rows, stop, self.version)
 
     async def release(self, session: str) -> None:
         self.released.append(session)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import httpx
@@ -15,7 +16,7 @@ from tests.trainer.scripted import ScriptedEngine
 from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.engine.base import Sampling
-from trainer.proxy.limits import Limits
+from trainer.proxy.limits import Limits, Patience
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
 
@@ -37,6 +38,12 @@ class Rollout:
         return await self.proxy.close(self.id)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (what is waited for lies in the server, which has no event for it)
+            await asyncio.sleep(0.005)
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return make_tokenizer()
@@ -53,8 +60,13 @@ def engine(tokenizer: Tokenizer) -> ScriptedEngine:
 
 
 @pytest.fixture
-async def proxy(engine: ScriptedEngine, rendering: Rendering) -> AsyncIterator[Proxy]:
-    proxy = Proxy(engine, rendering)
+def patience() -> Patience:
+    return Patience(backoff=0.001, longest_backoff=0.01)
+
+
+@pytest.fixture
+async def proxy(engine: ScriptedEngine, rendering: Rendering, patience: Patience) -> AsyncIterator[Proxy]:
+    proxy = Proxy(engine, rendering, patience)
     await proxy.start("127.0.0.1", 0)
     yield proxy
     await proxy.stop()
@@ -71,10 +83,15 @@ def context() -> int:
 
 
 @pytest.fixture
-async def rollout(proxy: Proxy, engine: ScriptedEngine, rendering: Rendering, max_turns: int, context: int) -> AsyncIterator[Rollout]:
+def limits(max_turns: int, context: int) -> Limits:
+    return Limits(max_turns, context)
+
+
+@pytest.fixture
+async def rollout(proxy: Proxy, engine: ScriptedEngine, rendering: Rendering, limits: Limits) -> AsyncIterator[Rollout]:
     key = secrets.token_urlsafe(24)
     sampling = Sampling(temperature=1.0, max_tokens=500, stop_token_ids=rendering.stop_token_ids)
-    url = await proxy.open("r-1", key, sampling, Limits(max_turns, context), harness="test")
+    url = await proxy.open("r-1", key, sampling, limits, harness="test")
     # Plain HTTP: loading certificates would cost 0.2 s a client. The SDKs want their own httpx.
     async with httpx.AsyncClient(verify=False) as http, httpx2.AsyncClient(verify=False) as sdk:  # noqa: S501
         openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=sdk)

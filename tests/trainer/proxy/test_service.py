@@ -12,7 +12,7 @@ import pytest
 
 from server.schemas.capture import BranchReason, Exclusion
 from tests.trainer.audit import audit
-from tests.trainer.proxy.conftest import Rollout
+from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import ScriptedEngine, call, say
 from trainer.engine.base import EngineError, Sampling
 from trainer.proxy.limits import Limits
@@ -27,12 +27,6 @@ SAMPLING = Sampling(1.0, 100, ())
 async def say_hello(rollout: Rollout, messages: Any = None, **more: Any) -> Any:
     answer = await rollout.openai.chat.completions.create(model="m", messages=messages or HELLO, **more)
     return answer.choices[0].message if not more.get("stream") else answer
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is waited for lies in the server, which has no event for it)
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "nope"}, {"authorization": "Bearer nope"}, {"authorization": "Bearer"}])

@@ -1,0 +1,192 @@
+"""An engine that fails, seen by a client that must not notice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from anthropic.types import Message
+
+from tests.trainer.proxy.conftest import Rollout, until
+from tests.trainer.scripted import ABORT, call, routes_at, say
+from trainer.engine.base import EngineError, EngineUnavailable
+from trainer.proxy.limits import Patience
+
+pytestmark = pytest.mark.anyio
+
+HELLO: Any = [{"role": "user", "content": "Hello."}]
+BUSY = EngineUnavailable("no free replica")
+
+
+async def ask(rollout: Rollout) -> Message:
+    """One streamed answer, put together by the official client."""
+    async with rollout.anthropic.messages.stream(model="m", max_tokens=400, messages=HELLO) as stream:
+        return await stream.get_final_message()
+
+
+def text_of(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+async def test_trouble_before_the_first_token_is_retried_unseen(rollout: Rollout) -> None:
+    """harness-wire 8: opencode, qwen and codex keep, drop or duplicate turns when they see a failure."""
+    rollout.engine.script = [BUSY, [BUSY], [ABORT], say("Here.")]
+    assert text_of(await ask(rollout)) == "Here."
+    capture = await rollout.close()
+    assert (rollout.engine.started, capture.policy_turns, capture.engine_error) == (4, 1, None)
+
+
+@pytest.mark.parametrize("trouble", [BUSY, ABORT])
+async def test_an_interrupted_turn_goes_on_behind_its_tokens(rollout: Rollout, trouble: Any) -> None:
+    """Never an error behind text: Claude Code ends its run at one, opencode keeps half a turn beside the retried one."""
+    rollout.engine.script = [["I look ", "at it. ", trouble], ["And ", "there.", trouble], call("bash", command="ls")]
+    message = await ask(rollout)
+    assert text_of(message) == "I look at it. And there."
+    assert [block.name for block in message.content if block.type == "tool_use"] == ["bash"]
+    capture = await rollout.close()
+    (turn,) = capture.graph.turns
+    last = rollout.engine.calls[-1]
+    assert np.concatenate([node.ids for node in turn.path()]).tolist() == last.prompt + last.sampled
+    assert len(turn.log_probs) == len(turn.sampled) == message.usage.output_tokens
+    assert turn.log_probs[-len(last.sampled) :].tolist() == np.array(last.log_probs, np.float32).tolist()
+
+
+async def test_routes_of_an_aborted_piece_stay_and_lost_ones_are_missing(rollout: Rollout) -> None:
+    """40: a row is the one that was chosen, or it is marked as missing; never that of another pass."""
+    rollout.engine.script = [["One ", ABORT], ["two ", ABORT], say("three.")]
+    await ask(rollout)
+    rollout.engine.script = [["One ", BUSY], say("two.")]
+    await rollout.anthropic.messages.create(model="m", max_tokens=400, messages=[{"role": "user", "content": "Again."}])
+    capture = await rollout.close()
+    whole, broken = capture.samples()
+    assert whole.routed.tolist() == [True] * (len(whole.tokens) - 1) + [False]
+    assert whole.routes is not None
+    np.testing.assert_array_equal(whole.routes[:-1], routes_at(whole.tokens[:-1], np.arange(len(whole.tokens) - 1)))
+    assert not broken.routed[broken.prompt_len :].any() and capture.violations == []
+
+
+async def test_a_turn_that_saw_new_weights_has_their_versions(rollout: Rollout) -> None:
+    """39: no KV of older weights is reused, because every call is salted with the newest version."""
+    gate = asyncio.Event()
+    rollout.engine.script = [["Old ", ABORT], [gate, "new.<|im_end|>"]]
+    asking = asyncio.create_task(ask(rollout))
+    await until(lambda: rollout.engine.started == 2)
+    rollout.engine.version = 3
+    gate.set()
+    await asking
+    capture = await rollout.close()
+    (sample,) = capture.samples()
+    first, second = rollout.engine.calls
+    assert sample.versions[sample.mask].tolist() == [0] * len(first.sampled) + [3] * len(second.sampled)
+
+
+async def test_calls_are_salted_with_session_and_newest_version(rollout: Rollout) -> None:
+    """39: KV of older weights is never asked for, whether the trainer said that there are new ones or an answer showed it."""
+    rollout.engine.script = [say("One."), say("Two."), say("Three.")]
+    for number, version in enumerate([0, 5, 6]):
+        rollout.engine.version = version
+        if version == 5:
+            rollout.proxy.set_version(5)
+        body: Any = [{"role": "user", "content": f"Question {number}."}]
+        await rollout.openai.chat.completions.create(model="m", messages=body)
+    rollout.engine.script = [say("Four.")]
+    await rollout.openai.chat.completions.create(model="m", messages=HELLO)
+    assert [call.salt for call in rollout.engine.calls] == ["r-1/0", "r-1/5", "r-1/5", "r-1/6"]
+
+
+async def test_a_turn_that_was_aborted_at_its_limit_is_a_truncated_one(rollout: Rollout) -> None:
+    text = "too long " * 30
+    rollout.engine.script = [[text, ABORT]]
+    limit = len(rollout.engine.tokenizer.encode(text).ids)
+    message = await rollout.anthropic.messages.create(model="m", max_tokens=limit, messages=HELLO)
+    assert message.stop_reason == "max_tokens" and rollout.engine.started == 1
+
+
+async def test_trouble_that_does_not_pass_ends_the_rollout(rollout: Rollout, patience: Patience) -> None:
+    rollout.engine.script = [BUSY] * patience.attempts
+    with pytest.raises(openai.NotFoundError, match="no longer available"):
+        await rollout.openai.chat.completions.create(model="m", messages=HELLO)
+    assert (await rollout.close()).engine_error == "EngineUnavailable: no free replica"
+
+
+async def test_after_text_a_final_failure_ends_the_stream_without_an_error_event(rollout: Rollout) -> None:
+    gate, got = asyncio.Event(), ""
+    rollout.engine.script = [["I look ", "at it. ", gate, EngineError("the weights are gone")]]
+    body = {"model": "m", "max_tokens": 400, "messages": HELLO, "stream": True}
+    async with rollout.http.stream("POST", f"{rollout.url}/v1/messages", json=body, headers={"x-api-key": rollout.key}) as answer:
+        async for text in answer.aiter_text():
+            got += text
+            gate.set()
+    assert answer.status_code == 200 and '"text":"I look' in got
+    assert "event: error" not in got and "message_stop" not in got
+    again = await rollout.http.post(f"{rollout.url}/v1/messages", json=body, headers={"x-api-key": rollout.key})
+    assert again.status_code == 404
+    capture = await rollout.close()
+    assert capture.engine_error == "EngineError: the weights are gone" and capture.policy_turns == 0
+
+
+@pytest.mark.parametrize("patience", [Patience(keep_alive=0.02)])
+@pytest.mark.parametrize(
+    ("path", "sign"),
+    [
+        ("messages", '"delta":{"type":"text_delta","text":""}'),
+        ("chat/completions", "chat.completion.chunk"),
+        ("responses", "event: response."),
+    ],
+)
+async def test_a_silent_engine_is_bridged_by_events(rollout: Rollout, patience: Patience, path: str, sign: str) -> None:
+    """harness-wire 8: Claude Code drops a stream after 300 s without a real event; pings and comments do not count."""
+    gate, got = asyncio.Event(), ""
+    rollout.engine.script = [[gate, "At last.<|im_end|>"]]
+    body = {"model": "m", "max_tokens": 400, "messages": HELLO, "input": "Hello.", "stream": True}
+    async with rollout.http.stream("POST", f"{rollout.url}/v1/{path}", json=body, headers={"x-api-key": rollout.key}) as answer:
+        async for text in answer.aiter_text():
+            got += text
+            if got.count(sign) >= 3:
+                gate.set()
+    assert gate.is_set() and "At last." in got
+    assert (await rollout.close()).graph.turns[0].sent
+
+
+@pytest.mark.parametrize("patience", [Patience(keep_alive=0.02)])
+async def test_a_failure_before_any_text_is_an_error_event_once_the_stream_has_begun(rollout: Rollout, patience: Patience) -> None:
+    gate, got = asyncio.Event(), ""
+    rollout.engine.script = [[gate, EngineError("gone")]]
+    body = {"model": "m", "max_tokens": 400, "messages": HELLO, "stream": True}
+    async with rollout.http.stream("POST", f"{rollout.url}/v1/messages", json=body, headers={"x-api-key": rollout.key}) as answer:
+        async for text in answer.aiter_text():
+            got += text
+            gate.set()
+    assert got.count("event: error") == 1 and got.rstrip().rsplit("\n\n", 1)[-1].startswith("event: error")
+
+
+async def test_tokens_arrive_while_the_policy_samples(rollout: Rollout) -> None:
+    gate, got = asyncio.Event(), ""
+    rollout.engine.script = [["First. ", "x", gate, "Second.<|im_end|>"]]
+    body = {"model": "m", "max_tokens": 400, "messages": HELLO, "stream": True}
+    async with rollout.http.stream("POST", f"{rollout.url}/v1/chat/completions", json=body, headers={"x-api-key": rollout.key}) as answer:
+        async for text in answer.aiter_text():
+            got += text
+            if "First." in got and not gate.is_set():
+                assert "Second." not in got
+                gate.set()
+    assert "Second." in got and got.endswith("data: [DONE]\n\n")
+
+
+async def test_a_slow_reader_holds_nobody_up(rollout: Rollout) -> None:
+    """A client that does not read fills its own socket only; another one is served meanwhile, and the turn is not lost."""
+    rollout.engine.script = [["word " * 90, *(["word " * 90] * 300), "<|im_end|>"], say("Quick.")]
+    body = {"model": "m", "messages": HELLO, "stream": True}
+    async with (
+        httpx.AsyncClient(verify=False) as slow,  # noqa: S501 plain HTTP
+        slow.stream("POST", f"{rollout.url}/v1/chat/completions", json=body, headers={"x-api-key": rollout.key}) as answer,
+    ):
+        other: Any = [{"role": "user", "content": "Other."}]
+        quick = await rollout.openai.chat.completions.create(model="m", messages=other)
+        assert quick.choices[0].message.content == "Quick."
+        text = "".join([part async for part in answer.aiter_text()])
+    assert text.endswith("data: [DONE]\n\n")
