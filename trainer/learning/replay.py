@@ -7,7 +7,8 @@ and is routed natively.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,11 +18,17 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 @dataclass(frozen=True, slots=True)
 class ReplayCounts:
-    """(token, layer) rows seen since the last `take`. `changed` of the `replayed` ones would have gone elsewhere by themselves."""
+    """(token, layer) rows seen since the last `take`. `changed` of the `replayed` ones would have gone elsewhere by themselves.
+
+    Against the trainer's own choice at that moment: `overlap` is the share of replayed experts that it holds too, `top1` the share of
+    replayed rows whose first expert is its first. Both are NaN when nothing was replayed.
+    """
 
     replayed: int
     changed: int
     native: int
+    overlap: float = field(default=math.nan, compare=False)
+    top1: float = field(default=math.nan, compare=False)
 
 
 class RoutingReplay:
@@ -32,8 +39,9 @@ class RoutingReplay:
         if any(router.top_k < 2 for router in routers):
             raise ValueError("routing replay needs at least two experts per token: with one, a missing row cannot be told from expert 0")
         self.layers = len(routers)
+        self._top_k = routers[0].top_k if routers else 0
         self._routes: Tensor | None = None
-        self._counts = torch.zeros(3, dtype=torch.long)
+        self._counts = torch.zeros(5, dtype=torch.long)
         self._handles = [router.register_forward_hook(self._hook(layer)) for layer, router in enumerate(routers)]
 
     def load(self, routes: Tensor | None) -> None:
@@ -44,9 +52,11 @@ class RoutingReplay:
 
     def take(self) -> ReplayCounts:
         """Counts since the last call. A pass that is recomputed for its gradient counts again."""
-        counts = ReplayCounts(*self._counts.tolist())
+        replayed, changed, native, shared, top1 = self._counts.tolist()
         self._counts.zero_()
-        return counts
+        if not replayed:
+            return ReplayCounts(0, 0, native)
+        return ReplayCounts(replayed, changed, native, shared / (replayed * self._top_k), top1 / replayed)
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -67,7 +77,9 @@ class RoutingReplay:
             if router.norm_topk_prob:
                 weights = weights / weights.sum(-1, keepdim=True)
             changed = (chosen.sort(-1).values != own.sort(-1).values).any(-1)
-            self._counts += torch.stack([(~native).sum(), changed.sum(), native.sum()]).cpu()
+            held = (chosen.unsqueeze(-1) == own.unsqueeze(-2)).any(-1) & ~native
+            first = (chosen[:, :1] == own[:, :1]) & ~native
+            self._counts += torch.stack([(~native).sum(), changed.sum(), native.sum(), held.sum(), first.sum()]).cpu()
             return logits, weights.to(scores.dtype), chosen
 
         return swap

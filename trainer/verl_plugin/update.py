@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from server.schemas.outcome import Failed
 from trainer.capture.sample import Sample
 from trainer.learning.accounting import TokenAccount, rollout_account, step_account
@@ -122,8 +124,7 @@ def _metrics(played: Sequence[PlayedGroup], account: TokenAccount, without_signa
         "lego/trained_tokens": account.trained,
         "lego/turns/mean": sum(rollout.turns for rollout in rollouts) / max(1, len(rollouts)),
     }
-    missing = sum(_missing_routes(sample) for rollout in rollouts for sample in rollout.samples if sample.routes is not None)
-    metrics |= {"lego/routing/missing": missing}
+    metrics |= _coverage([sample for rollout in rollouts for sample in rollout.samples if sample.routes is not None])
     metrics |= {f"lego/excluded_tokens/{reason}": number for reason, number in account.excluded.items()}
     metrics |= {f"lego/failed/{cause}": number for cause, number in failed.items()}
     metrics |= {f"lego/no_signal/{reason}": number for reason, number in without_signal.items()}
@@ -132,6 +133,17 @@ def _metrics(played: Sequence[PlayedGroup], account: TokenAccount, without_signa
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _missing_routes(sample: Sample) -> int:
-    """Tokens without a recorded route, which are routed natively; the last token of a branch never has one and is not counted."""
-    return len(sample.routed) - 1 - int(sample.routed.sum())
+def _coverage(samples: Sequence[Sample]) -> dict[str, float]:
+    """Share of input tokens with a recorded route, over all and per tenth of a branch's length; the others are routed natively.
+
+    A buffer that is too small loses the ends of long sequences, which the whole hides and the last tenths show. The last token of a
+    branch is never an input and is not counted.
+    """
+    routed = [sample.routed[:-1] for sample in samples if len(sample.routed) > 1]
+    if not routed:
+        return {"lego/routing/missing": 0}
+    flags = np.concatenate(routed)
+    tenth = np.concatenate([np.arange(len(row)) * 10 // len(row) for row in routed])
+    held, total = np.bincount(tenth, flags, minlength=10), np.bincount(tenth, minlength=10)
+    deciles = {f"lego/routing/coverage/decile_{i + 1}": held[i] / total[i] for i in range(10) if total[i]}
+    return {"lego/routing/missing": len(flags) - held.sum(), "lego/routing/coverage": flags.mean()} | deciles

@@ -46,9 +46,11 @@ class CpuWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def routing_counts(self) -> dict[str, float]:
-        """(token, layer) rows since the last call that were replayed, and those of them that would have gone elsewhere by themselves."""
+        """Since the last call: (token, layer) rows that were replayed, those of them that would have gone elsewhere by themselves, and how
+        far the trainer's own router agrees with the recorded experts."""
         counts = self.actor.engine.replay.take()
-        return {"lego/routing/replayed": float(counts.replayed), "lego/routing/changed": float(counts.changed)}
+        metrics = {"lego/routing/replayed": float(counts.replayed), "lego/routing/changed": float(counts.changed)}
+        return metrics | ({"lego/routing/overlap": counts.overlap, "lego/routing/top1": counts.top1} if counts.replayed else {})
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict:

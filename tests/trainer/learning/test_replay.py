@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import copy
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from tests.trainer.models import VOCAB, make_model, reference
-from trainer.learning.fidelity import Fidelity, fidelity
 from trainer.learning.replay import ReplayCounts, RoutingReplay
+from trainer.r3 import control
 
 
 @pytest.fixture
@@ -17,7 +17,8 @@ def model() -> PreTrainedModel:
 
 
 def tokens(seed: int, length: int = 24) -> list[int]:
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    ids: list[int] = torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
 
 
 def logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
@@ -104,49 +105,36 @@ def test_a_dense_model_has_nothing_to_replay() -> None:
     assert RoutingReplay(make_model(moe=False)).layers == 0
 
 
-def sample_in_bf16(model: PreTrainedModel, prompt: list[int], number: int) -> tuple[list[int], list[float], torch.Tensor]:
-    """(tokens, log-probs, routes) drawn token by token behind a KV cache in bf16."""
-    low = copy.deepcopy(model).to(torch.bfloat16)
-    caught: list[list[torch.Tensor]] = []
-    for router in [module for module in low.modules() if type(module).__name__.endswith("TopKRouter")]:
-        caught.append(layer := [])
-        router.register_forward_hook(lambda _m, _i, out, layer=layer: layer.append(out[2]))
-    ids, log_probs, cache, new = list(prompt), [], None, list(prompt)
-    generator = torch.Generator().manual_seed(len(prompt))
-    with torch.no_grad():
-        for _ in range(number):
-            out = low(torch.tensor([new]), past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            distribution = out.logits[0, -1].float().log_softmax(-1)
-            token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
-            log_probs.append(float(distribution[token]))
-            new = [token]
-            ids.append(token)
-    return ids, log_probs, torch.stack([torch.cat(layer) for layer in caught], 1)
-
-
-def test_replay_closes_most_of_the_gap_to_a_bf16_sampler_and_a_shift_opens_it() -> None:
-    """Measured on three such models: k3 falls 9 to 26 times under replay, and routes shifted by one position raise it 60 to 150 times."""
-    model = make_model(moe=True, tied=False, hidden_size=128, num_hidden_layers=4, head_dim=32, moe_intermediate_size=64)
-    rollout: list[float] = []
-    trainer: dict[str, list[float]] = {"own": [], "replay": [], "shifted": []}
-    sampled = [sample_in_bf16(model, tokens(seed, 16), 64) for seed in range(6)]
+def test_agreement_with_the_trainers_own_choice_is_counted(model: PreTrainedModel) -> None:
+    """One of four experts of every row is replaced, never the first: three quarters are shared and every first expert agrees."""
+    ids = tokens(6)
+    _, routes = reference(model, ids)
+    assert routes is not None
+    native = logits(model, ids)
     replay = RoutingReplay(model)
-    for ids, log_probs, routes in sampled:
-        rollout += log_probs
-        shifted = torch.cat([routes[:1], routes[:-1]])
-        for name, used in (("own", None), ("replay", routes), ("shifted", shifted)):
-            replay.load(used)
-            with torch.no_grad():
-                distribution = logits(model, ids[:-1])[15:].log_softmax(-1)
-            trainer[name] += distribution.gather(1, torch.tensor(ids[16:])[:, None])[:, 0].tolist()
-    own, replayed, shifted = (fidelity(rollout, values, [True] * len(rollout)) for values in trainer.values())
-    check_gap(own, replayed, shifted)
+    replay.load(routes)
+    logits(model, ids)
+    counts = replay.take()
+    assert (counts.overlap, counts.top1) == (1, 1)
+    first_layer = routes.clone()
+    for row in range(24):
+        first_layer[row, 0, 3] = next(expert for expert in range(16) if expert not in routes[row, 0].tolist())
+    replay.load(torch.cat([first_layer[:, :1], torch.zeros_like(routes[:, 1:])], 1))  # the other layers go native
+    assert not torch.equal(logits(model, ids), native)
+    counts = replay.take()
+    assert (counts.replayed, counts.overlap, counts.top1) == (24, 0.75, 1)
 
 
-def check_gap(own: Fidelity, replayed: Fidelity, shifted: Fidelity) -> None:
-    assert replayed.k3 < own.k3 / 4
-    assert replayed.mean_abs < 0.7 * own.mean_abs
-    assert replayed.p99_abs < own.p99_abs
-    assert shifted.mean_abs > 8 * own.mean_abs
-    assert shifted.pearson < own.pearson < replayed.pearson
+def test_replay_closes_the_gap_to_a_bf16_sampler_and_a_shift_opens_it() -> None:
+    found = control.run(rollouts=4)
+    assert found.passed
+    assert found.misaligned.pearson < found.off.pearson < found.aligned.pearson
+    assert 0.9 < found.aligned.overlap < 1
+
+
+def test_the_control_fails_without_replay() -> None:
+    """What a routing replay that does nothing, or one that is off by one, would show."""
+    found = control.run(rollouts=2)
+    idle = replace(found.aligned, **asdict(found.off))
+    shifted = replace(found.aligned, **asdict(found.misaligned))
+    assert not any(replace(found, aligned=broken).passed for broken in (idle, shifted))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,3 +128,16 @@ def test_every_token_is_trained_once_per_epoch_or_listed(
     if len(places) >= minibatches:
         for epoch in range(epochs):
             assert {row.minibatches[epoch] for row in update.rows} == set(range(minibatches))
+
+
+def test_coverage_of_routes_shows_where_a_sequence_lost_them() -> None:
+    """A long branch whose last quarter has no routes (a buffer that was too small) beside a short one that has all of them."""
+    whole, cut = np.ones(41, bool), np.arange(401) < 300
+    whole[-1] = cut[-1] = False  # the last token is never an input
+    branches = [replace(sample(len(routed) - 2), routes=np.zeros((len(routed), 1, 2), np.uint8), routed=routed) for routed in (whole, cut)]
+    metrics = plan([PlayedGroup(group("a", [1], [[1]]).group, [rollout(0, 1, branches)])]).metrics
+    assert metrics["lego/routing/missing"] == 100
+    assert metrics["lego/routing/coverage"] == pytest.approx(340 / 440)
+    assert metrics["lego/routing/coverage/decile_1"] == metrics["lego/routing/coverage/decile_7"] == 1
+    assert metrics["lego/routing/coverage/decile_8"] == pytest.approx((4 + 20) / 44)
+    assert metrics["lego/routing/coverage/decile_10"] == pytest.approx(4 / 44)

@@ -1,0 +1,1 @@
+"""Measurements of routing replay by itself."""
