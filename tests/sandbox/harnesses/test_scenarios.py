@@ -1,0 +1,58 @@
+"""Sub-agents and compaction of the harnesses that have them, through the real proxy: nothing is lost, and the task is solved."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.harnesses.hands import HANDS, turn
+from sandbox.harnesses.verify import Played, repair_voice, task
+from server.schemas.capture import BranchClass
+from server.schemas.scripted import ScriptedTurn, Voice
+from tests.sandbox.harnesses.support import played
+from tests.sandbox.support import needs_sandbox
+
+pytestmark = [needs_sandbox, pytest.mark.slow]
+
+TITLE = Voice(name="title", says=["You are a title generator"], turns=[ScriptedTurn(text="A repair")])
+PROMPT = "SUBTASK_A: list the files and report."
+DELEGATE = {
+    "claude-code": turn("Agent", description="Look", prompt=PROMPT, subagent_type="general-purpose"),
+    "opencode": turn("task", description="Look", prompt=PROMPT, subagent_type="general"),
+    "openhands": turn("task", description="Look", prompt=PROMPT, subagent_type="general-purpose"),
+}
+REPORT = {"openhands": turn("finish", message="REPORT_A")}
+COMPACTION = {
+    "claude-code": ("CRITICAL: Respond with TEXT ONLY", 130_000),
+    "opencode": ("context summarization agent", 64_000),
+    "openhands": ("maintaining a context-aware state summary", 52_000),
+}
+"""What the harness's own request says, and a context in which the output below overflows its window."""
+
+
+def solved(run: Played) -> None:
+    assert (run.outcome.kind, getattr(run.outcome, "reward", None), run.exit_code) == ("scored", 1, 0), (run.outcome, run.end.error)
+    assert (run.end.record.violations, run.foreign_hosts, run.end.error) == ([], set(), "")
+    assert not run.end.turn_cap_hit and not run.end.over_length
+
+
+@pytest.mark.parametrize("name", DELEGATE)
+def test_a_sub_agent_works_on_the_policy_in_a_branch_of_its_own(name: str) -> None:
+    main = repair_voice(name, task())
+    main = main.model_copy(update={"turns": [DELEGATE[name], *main.turns]})
+    sub = Voice(name="sub", says=["SUBTASK_A"], turns=[HANDS[name].run("ls"), REPORT.get(name, ScriptedTurn(text="REPORT_A"))])
+    run = played(name, [TITLE, main, sub])
+    solved(run)
+    assert (run.end.spoken["main"], run.end.spoken["sub"]) == (6, 2)
+    assert [branch.sampled_tokens > 0 for branch in run.end.record.branches if branch.branch_class is BranchClass.SUB_AGENT] == [True]
+
+
+@pytest.mark.parametrize("name", COMPACTION)
+def test_a_conversation_that_outgrows_its_window_is_compacted_and_goes_on(name: str) -> None:
+    bug, (marker, context) = task(), COMPACTION[name]
+    main = repair_voice(name, bug)
+    main = main.model_copy(update={"turns": [main.turns[0], *[HANDS[name].run("seq 1 5000")] * 3, *main.turns[1:]]})
+    summary = ScriptedTurn(text=f"<analysis>\nSo far.\n</analysis>\n\n<summary>\nThe task: {bug.issue}\n</summary>")
+    run = played(name, [TITLE, Voice(name="compact", says=[marker], turns=[summary]), main], context)
+    solved(run)
+    assert run.end.spoken["compact"] >= 1
+    assert all(branch.tokens <= context for branch in run.end.record.branches)
