@@ -25,7 +25,7 @@ from typing import BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .capture import BranchClass, BranchReason, Drift
+from .capture import BranchClass, Drift
 
 GRAPH, IDS, LOG_PROBS, ROUTED, ROUTES = "graph.json", "ids.npy", "log_probs.npy", "routed.npy", "routes.npy"
 MAX_GRAPH = 256 * 2**20
@@ -65,12 +65,9 @@ class TurnEntry(_Entry):
     stop: Literal["stop", "length", "aborted"]
     malformed: int
     prompt_tokens: int
-    diverged: BranchReason | None = None
-    abandoned: BranchReason | None = None
-    continued: bool = False
-    side: BranchClass | None = None
-    stripped: bool = False
-    drift: Drift | None = None
+    side: BranchClass | None
+    stripped: bool
+    drift: Drift | None
     sent: bool
     returned: bool
 
@@ -109,7 +106,7 @@ class CaptureFile(_Entry):
     engine_error: str | None
     proxy_error: str | None
     cancelled: int
-    cancelled_tokens: int = 0
+    cancelled_tokens: int
     unknown_fields: list[str]
     violations: list[str]
     routes: RoutesEntry | None = None

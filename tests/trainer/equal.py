@@ -24,6 +24,7 @@ def assert_same_capture(one: Capture, two: Capture) -> None:
         assert a.parent is None or b.parent is None or number[id(a.parent)] == number[id(b.parent)]
     assert [number[id(turn)] for turn in one.graph.turns] == [number[id(turn)] for turn in two.graph.turns]
     assert one.graph.roots.keys() >= two.graph.roots.keys()
+    assert [(id, turn.index) for id, turn in one.graph.calls.items()] == [(id, turn.index) for id, turn in two.graph.calls.items()]
     for rule in TrainRule:
         for x, y in zip(one.samples(rule), two.samples(rule), strict=True):
             assert_same_fields(x, y)

@@ -76,6 +76,7 @@ def read(file: BinaryIO) -> tuple[Capture, str]:
         graph.turns = sorted((node for node in nodes if isinstance(node, Turn)), key=lambda turn: turn.index)
         if [turn.index for turn in graph.turns] != list(range(len(graph.turns))):
             raise CaptureFileError("the turns are not numbered from 0 without gaps")
+        graph.calls = {call.id: turn for turn in graph.turns for call in turn.message.tool_calls}
         for node, entry in zip(nodes, stored.nodes, strict=True):
             if node.parent is None and graph.roots.setdefault(entry.tools, node) is not node:
                 raise CaptureFileError("two roots have the same tools")

@@ -55,6 +55,7 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
         sampled_tokens=len(turn.sampled),
         finish=turn.stop,
         delivered=delivered,
+        drift=turn.drift,
         policy_version=turn.spans[0][1],
         policy_versions=turn.spans,
     )
