@@ -12,6 +12,8 @@ from .pins import CODEX, Pin
 
 _KEY = "LEGO_RL_ROLLOUT_KEY"
 _BINARY = "vendor/x86_64-unknown-linux-musl/bin/codex"
+# Plugins are a catalogue that it fetches from GitHub and ChatGPT when it starts.
+_OFF = ("plugins",)
 _FLAGS = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json")
 
 
@@ -42,4 +44,6 @@ class Codex(HarnessAgent):
             "model_auto_compact_token_limit": str(max(1, self.rollout.context - 2 * self.rollout.max_output_tokens)),
             "check_for_update_on_startup": "false",
             "analytics.enabled": "false",
+            "web_search": '"disabled"',
+            **{f"features.{name}": "false" for name in _OFF},
         }

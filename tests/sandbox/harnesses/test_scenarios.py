@@ -19,12 +19,14 @@ DELEGATE = {
     "claude-code": turn("Agent", description="Look", prompt=PROMPT, subagent_type="general-purpose"),
     "opencode": turn("task", description="Look", prompt=PROMPT, subagent_type="general"),
     "openhands": turn("task", description="Look", prompt=PROMPT, subagent_type="general-purpose"),
+    "codex": turn("spawn_agent", message=PROMPT),
 }
 REPORT = {"openhands": turn("finish", message="REPORT_A")}
 COMPACTION = {
     "claude-code": ("CRITICAL: Respond with TEXT ONLY", 130_000),
     "opencode": ("context summarization agent", 64_000),
     "openhands": ("maintaining a context-aware state summary", 52_000),
+    "codex": ("CONTEXT CHECKPOINT COMPACTION", 90_000),
 }
 """What the harness's own request says, and a context in which the output below overflows its window."""
 

@@ -18,7 +18,7 @@ TURNS = {"opencode": 6, "terminus-2": 6}
 """Model calls of list, read, edit, run, finish: OpenCode asks for a title too, Terminus 2 confirms its end."""
 
 
-@pytest.mark.parametrize("name", [name for name in HANDS if name != "codex"])
+@pytest.mark.parametrize("name", HANDS)
 def test_the_pinned_harness_solves_a_task_offline(name: str) -> None:
     result = CliRunner().invoke(main, ["harness", "verify", name, "--runtimes", str(store(name).root), "--json"])
     row = json.loads(result.stdout)
