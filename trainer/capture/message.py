@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ class Message:
     tool_call_id: str = ""
     reasoning: str | None = None
     key: Key = field(init=False)
+    digest: bytes = field(init=False)
+    """Of the key."""
 
     def __post_init__(self) -> None:
         key: Key
@@ -43,6 +46,7 @@ class Message:
         else:
             key = ("text", " ".join(self.content.split()))
         object.__setattr__(self, "key", key)
+        object.__setattr__(self, "digest", digest(key))
 
     def wire(self) -> dict[str, Any]:
         """The message as `renderers` reads it (OpenAI chat form, arguments as values)."""
@@ -57,3 +61,21 @@ class Message:
         if self.reasoning is not None:
             body["reasoning_content"] = self.reasoning
         return body
+
+
+def digest(key: Key) -> bytes:
+    """Of nested tuples of strings and bytes. What keeps it must not keep the whole history of its request alive."""
+    hashed = hashlib.blake2b(digest_size=16)
+
+    def add(part: Key | str | bytes) -> None:
+        if isinstance(part, tuple):
+            hashed.update(b"t%d:" % len(part))
+            for item in part:
+                add(item)
+        else:
+            raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+            hashed.update(b"s%d:" % len(raw))
+            hashed.update(raw)
+
+    add(key)
+    return hashed.digest()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from trainer.capture.message import Key, Message
+from trainer.capture.message import Message, digest
 
 KindHint = Literal["", "summary", "auxiliary"]
+
+
+class Tools(list[dict[str, Any]]):
+    """Tools of a request, as a list that knows its own digest. Nobody may change it."""
+
+    @cached_property
+    def key(self) -> bytes:
+        return digest((json.dumps(self),)) if self else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +48,6 @@ class Request:
     call: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        tools_key = _digest((json.dumps(self.tools),)) if self.tools else b""
-        object.__setattr__(self, "tools_key", tools_key)
-        object.__setattr__(self, "call", _digest((self.thread, tools_key.hex(), *(message.key for message in self.messages))))
-
-
-def _digest(key: Key) -> bytes:
-    """Of nested tuples of strings. A digest, because a turn keeps it, and must not keep the whole history of its request alive."""
-    digest = hashlib.blake2b(digest_size=16)
-
-    def add(part: Key | str) -> None:
-        if isinstance(part, str):
-            raw = part.encode("utf-8", "surrogatepass")
-            digest.update(b"s%d:" % len(raw))
-            digest.update(raw)
-        else:
-            digest.update(b"t%d:" % len(part))
-            for item in part:
-                add(item)
-
-    add(key)
-    return digest.digest()
+        tools = self.tools if isinstance(self.tools, Tools) else Tools(self.tools)
+        object.__setattr__(self, "tools_key", tools.key)
+        object.__setattr__(self, "call", digest((self.thread, tools.key, *(message.digest for message in self.messages))))

@@ -24,7 +24,6 @@ from trainer.engine.base import Engine, Sampling
 from trainer.proxy.answering import answer
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
-from trainer.proxy.dialects.fields import load
 from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.http import Server, error_in_all_dialects
@@ -132,7 +131,7 @@ class Proxy:
         session = None
         try:
             session = self._authorize(http)
-            request = dialect.parse(load(await _body(http, self.patience.body)), http.headers)
+            request = dialect.parse(session.reader.load(await _body(http, self.patience.body)), http.headers)
             self._note(session, request.unknown)
             async with line:
                 if counts:  # Claude Code decides by this number whether a file is too long to read: real and repeatable

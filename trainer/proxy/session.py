@@ -14,6 +14,7 @@ from trainer.capture.request import Request
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
 from trainer.proxy import placing
 from trainer.proxy.allowance import allowance
+from trainer.proxy.dialects.reader import Reader
 from trainer.proxy.flight import Flight
 from trainer.proxy.limits import MAX_CALLS, Limits
 from trainer.proxy.refusal import Reason, Refusal
@@ -34,6 +35,7 @@ class Session:
         harness: str,
     ) -> None:
         self.rollout_id, self.key = rollout_id, key
+        self.reader = Reader()
         self.capture = Capture(harness, limits.context)
         self._engine, self._rendering = engine, rendering
         self._sampling, self._limits = sampling, limits

@@ -8,8 +8,9 @@ from typing import Any
 
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
-from trainer.capture.request import KindHint, Request
+from trainer.capture.request import KindHint, Request, Tools
 from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, fold_system, header, join, sse, wrong
+from trainer.proxy.dialects.reader import read
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Kind, Open, Writer
 
@@ -41,14 +42,14 @@ STATUS = {
 class Anthropic:
     def parse(self, body: Any, headers: Mapping[str, str]) -> Request:
         body = an_object(body, "the body")
-        messages = _system(body.get("system"))
+        messages = list(read(body, _system, body.get("system"), "system"))
         for i, item in enumerate(a_list(body.get("messages"), "messages")):
-            messages += _messages(an_object(item, f"messages[{i}]"), f"messages[{i}]")
+            messages += read(body, _messages, item, f"messages[{i}]")
         if not any(message.role != "system" for message in messages):
             raise wrong("messages", "a list of at least one message")
         return Request(
             messages=fold_system(messages),
-            tools=[_tool(item, f"tools[{i}]") for i, item in enumerate(a_list(body.get("tools") or [], "tools"))],
+            tools=read(body, _tools, body.get("tools") or [], "tools"),
             model=a_string(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             max_tokens=a_count(body.get("max_tokens"), "max_tokens"),
@@ -83,16 +84,17 @@ def _kind(body: dict[str, Any], last: Message) -> KindHint:
     return "summary" if last.role == "user" and f"\n{COMPACTION}" in f"\n{last.content}" else ""
 
 
-def _system(system: Any) -> list[Message]:
-    text = _text(system, "system") if system is not None else ""
+def _system(system: Any, where: str) -> list[Message]:
+    text = _text(system, where) if system is not None else ""
     lines = text.split("\n", 1)
     if lines[0].startswith(BILLING):
         text = lines[1] if len(lines) > 1 else ""
     return [Message("system", text)] if text else []
 
 
-def _messages(item: dict[str, Any], where: str) -> list[Message]:
+def _messages(item: Any, where: str) -> list[Message]:
     """One wire message is one message here, except that each tool result of a user message stands alone, in the order given."""
+    item = an_object(item, where)
     role, content = item.get("role"), item.get("content")
     if role == "system":
         return [Message("system", _text(content, f"{where}.content"))]
@@ -144,6 +146,10 @@ def _text(content: Any, where: str) -> str:
 def _block_text(block: dict[str, Any], where: str) -> str:
     """Blocks that are no text are named in brackets: the policy reads text only."""
     return a_string(block.get("text"), f"{where}.text") if block.get("type") == "text" else f"[{block.get('type')}]"
+
+
+def _tools(items: Any, where: str) -> Tools:
+    return Tools(_tool(item, f"{where}[{i}]") for i, item in enumerate(a_list(items, where)))
 
 
 def _tool(item: Any, where: str) -> dict[str, Any]:

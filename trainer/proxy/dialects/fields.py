@@ -14,6 +14,10 @@ MAX_ITEMS = 20_000
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
 
+class TooDeep(ValueError):
+    """Nested deeper than allowed."""
+
+
 def wrong(where: str, expected: str) -> Refusal:
     return Refusal(Reason.BAD_REQUEST, f"{where} must be {expected}")
 
@@ -53,12 +57,19 @@ def header(headers: Mapping[str, str], names: Sequence[str]) -> str:
 def load(raw: bytes) -> Any:
     """Parse a body. Raises Refusal for anything that is no JSON of bounded depth; lone surrogates become U+FFFD."""
     try:
-        body = json.loads(raw)
+        return parse(raw, MAX_DEPTH)
+    except TooDeep:
+        raise Refusal(Reason.BAD_REQUEST, f"the body is nested deeper than {MAX_DEPTH} levels") from None
     except (ValueError, RecursionError) as error:
         raise Refusal(Reason.BAD_REQUEST, f"the body is not valid JSON: {str(error)[:200]}") from None
-    if _deep(body):
-        raise Refusal(Reason.BAD_REQUEST, f"the body is nested deeper than {MAX_DEPTH} levels")
-    return _without_surrogates(body) if b"\\ud" in raw or b"\\uD" in raw else body
+
+
+def parse(raw: bytes, depth: int) -> Any:
+    """JSON of at most `depth` nested containers. Raises ValueError (TooDeep is one) and RecursionError."""
+    value = json.loads(raw)
+    if _deep(value, depth):
+        raise TooDeep
+    return _without_surrogates(value) if b"\\ud" in raw or b"\\uD" in raw else value
 
 
 def arguments(text: str) -> Any:
@@ -67,7 +78,7 @@ def arguments(text: str) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if not isinstance(value, dict) or _deep(value):
+    if not isinstance(value, dict) or _deep(value, MAX_DEPTH):
         return text
     return _without_surrogates(value) if "\\ud" in text or "\\uD" in text else value
 
@@ -104,9 +115,9 @@ def sse(data: Any, event: str = "") -> str:
     return f"event: {event}\ndata: {text}\n\n" if event else f"data: {text}\n\n"
 
 
-def _deep(value: Any) -> bool:
+def _deep(value: Any, depth: int) -> bool:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         level = [
             child
             for node in level

@@ -9,8 +9,9 @@ from typing import Any
 
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, Role, ToolCall
-from trainer.capture.request import Request
+from trainer.capture.request import Request, Tools
 from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, header, join, sse, wrong
+from trainer.proxy.dialects.reader import read
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Open, Writer
 
@@ -43,14 +44,13 @@ STATUS = {
 class OpenAIChat:
     def parse(self, body: Any, headers: Mapping[str, str]) -> Request:
         body = an_object(body, "the body")
-        messages = [_message(item, f"messages[{i}]") for i, item in enumerate(a_list(body.get("messages"), "messages"))]
+        messages = [read(body, _message, item, f"messages[{i}]") for i, item in enumerate(a_list(body.get("messages"), "messages"))]
         if not messages:
             raise wrong("messages", "a list of at least one message")
         options = an_object(body.get("stream_options") or {}, "stream_options")
-        tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(a_list(body.get("tools") or [], "tools"))]
         return Request(
             messages=fold_system(messages),
-            tools=tools,
+            tools=read(body, _tools, body.get("tools") or [], "tools"),
             model=a_string(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             usage_in_stream=options.get("include_usage") is True,
@@ -122,6 +122,10 @@ def _call(item: Any, where: str) -> ToolCall:
     raw = function.get("arguments", "")
     value = raw if isinstance(raw, dict) else arguments(a_string(raw, f"{where}.function.arguments"))
     return ToolCall(a_string(item.get("id", ""), f"{where}.id"), a_string(function.get("name"), f"{where}.function.name"), value)
+
+
+def _tools(items: Any, where: str) -> Tools:
+    return Tools(_tool(item, f"{where}[{i}]") for i, item in enumerate(a_list(items, where)))
 
 
 def _tool(item: Any, where: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
-from trainer.capture.request import KindHint, Request
+from trainer.capture.request import KindHint, Request, Tools
 from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, header, join, wrong
 from trainer.proxy.dialects.openai_chat import ROLES, OpenAIChat, content_text
+from trainer.proxy.dialects.reader import read
 from trainer.proxy.dialects.responses_events import ResponsesEvents
 from trainer.proxy.dialects.responses_items import Origin, output, response
 from trainer.proxy.refusal import Reason, Refusal
@@ -36,9 +37,7 @@ class OpenAIResponses:
         body = an_object(body, "the body")
         if body.get("previous_response_id"):
             raise Refusal(Reason.BAD_REQUEST, "previous_response_id is not supported: no response is stored, send the whole input")
-        origins: dict[str, Origin] = {}
-        tools: list[dict[str, Any]] = []
-        unnamed = _tools(a_list(body.get("tools") or [], "tools"), "tools", "", tools, origins)
+        tools, origins, unnamed = read(body, _all_tools, body.get("tools") or [], "tools")
         messages = [Message("system", a_string(text, "instructions"))] if (text := body.get("instructions")) else []
         messages += _conversation(body.get("input"), origins)
         if not any(message.role != "system" for message in messages):
@@ -129,6 +128,11 @@ def _given(item: dict[str, Any], kind: str, where: str) -> Message:
         text = content_text(item.get("output"), f"{where}.output")
         return Message("tool", text, tool_call_id=a_string(item.get("call_id"), f"{where}.call_id"))
     return Message("user", f"[{kind}]")
+
+
+def _all_tools(items: Any, where: str) -> tuple[Tools, dict[str, Origin], frozenset[str]]:
+    tools, origins = Tools(), dict[str, Origin]()
+    return tools, origins, _tools(a_list(items, where), where, "", tools, origins)
 
 
 def _tools(

@@ -1,0 +1,83 @@
+"""Reading the bodies of one rollout. A harness sends its whole conversation with every call, and little of it is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from trainer.proxy.dialects.fields import MAX_DEPTH, load, parse
+
+LISTS = frozenset({"messages", "input"})
+"""Fields whose items are kept one by one."""
+KEPT_BYTES = 2 * 1024 * 1024
+SMALL = 200
+"""A field shorter than this is parsed faster than it is looked up."""
+
+
+class Part:
+    """A JSON value as it stands in some body, and what dialects made of it."""
+
+    __slots__ = ("made", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.made: dict[Callable[[Any, str], Any], Any] = {}
+
+
+class Body(dict[str, Any]):
+    """A parsed body. Its items are shared with earlier and later bodies, so nobody may change them."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, fields: dict[str, Any], parts: dict[int, Part]) -> None:
+        super().__init__(fields)
+        self.parts = parts
+
+
+class Reader:
+    """Parses nothing twice: what is byte for byte as it was in an earlier body is the value that was read then. The outcome is that of
+    `load`, which also reads every body that the quick way refuses, and words the errors."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Part] = {}
+        self._parts: dict[int, Part] = {}
+        self.held = 0
+        """Bytes of the parts that are kept."""
+        self._object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._list = msgspec.json.Decoder(list[msgspec.Raw])
+
+    def load(self, raw: bytes) -> Any:
+        """The body, a `Body` when it is an object. Raises Refusal as `fields.load` does."""
+        if self.held > len(raw) + KEPT_BYTES:
+            self._known, self._parts, self.held = {}, {}, 0
+        try:
+            fields = {name: self._field(name, bytes(value)) for name, value in self._object.decode(raw).items()}
+        except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors
+            return load(raw)
+        return Body(fields, self._parts)
+
+    def _field(self, name: str, raw: bytes) -> Any:
+        if name in LISTS and raw.startswith(b"["):
+            return [self._part(bytes(item), MAX_DEPTH - 2) for item in self._list.decode(raw)]
+        return parse(raw, MAX_DEPTH - 1) if len(raw) < SMALL else self._part(raw, MAX_DEPTH - 1)
+
+    def _part(self, raw: bytes, depth: int) -> Any:
+        part = self._known.get(raw)
+        if part is None:
+            part = self._known[raw] = Part(parse(raw, depth))
+            self._parts[id(part.value)] = part
+            self.held += len(raw)
+        return part.value
+
+
+def read[T](body: dict[str, Any], make: Callable[[Any, str], T], value: Any, where: str) -> T:
+    """`make(value, where)`, made once for each value of a `Body`. `make` must depend on the value alone; `where` is for its errors."""
+    part = body.parts.get(id(value)) if isinstance(body, Body) else None
+    if part is None:  # a part keeps its value alive, so no other object has its id
+        return make(value, where)
+    if make not in part.made:
+        part.made[make] = make(value, where)
+    made: T = part.made[make]
+    return made
