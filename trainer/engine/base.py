@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,23 @@ class Generation:
     spans: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class KV:
+    """What an engine's KV cache holds, in units of its own (slots, blocks) of `unit` tokens.
+
+    `held` has the units of every session that has any, `resident` the tokens of its longest cached sequence. The rest counts from the
+    engine's start: `evicted` cached sequences that were given up for other sessions, `reused` tokens of all `prompted` ones.
+    """
+
+    capacity: int
+    unit: int
+    held: Mapping[str, int]
+    resident: Mapping[str, int]
+    evicted: int = 0
+    prompted: int = 0
+    reused: int = 0
+
+
 class EngineError(Exception):
     """The engine could not answer: `Failed(engine)`, never a reward."""
 
@@ -66,4 +83,13 @@ class Engine(Protocol):
         `on_tokens` is called on the loop with newly sampled ids and their log-probabilities, in order, before `generate` returns; an
         engine that cannot stream never calls it. KV that was computed under another `salt` is not reused.
         """
+        ...
+
+
+@runtime_checkable
+class ReportsKV(Protocol):
+    """An engine that can say what its cache holds."""
+
+    def kv(self) -> KV | None:
+        """As far as it is known by now; None before anything is."""
         ...

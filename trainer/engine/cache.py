@@ -30,6 +30,7 @@ class Slots:
         self._free = list(reversed(range(capacity)))
         self._idle: dict[int, str] = {}  # in order of last use
         self._pinned: dict[int, str] = {}
+        self.evicted = self.prompted = self.reused = 0
 
     def acquire(self, session: str, salt: str, prompt: Sequence[int]) -> int | None:
         """Pin a slot for `prompt` and cut it back to what it shares with the prompt; None while all slots are pinned.
@@ -37,19 +38,21 @@ class Slots:
         Only what was computed under the same `salt` is shared. At least the last
         prompt token is left to compute, because its logits are wanted.
         """
+        for stale in [slot for slot, owner in self._idle.items() if owner == session and self._salts[slot] != salt]:
+            del self._idle[stale]
+            self._clear(stale)
         shared, slot = max(
-            (
-                (_common(self.tokens[slot], prompt), slot)
-                for slot, owner in self._idle.items()
-                if owner == session and self._salts[slot] == salt
-            ),
+            ((_common(self.tokens[slot], prompt), slot) for slot, owner in self._idle.items() if owner == session),
             default=(0, None),
         )
         if slot is None:
             if not self._free and not self._idle:
                 return None
             slot = self._blank() if self._free else next(iter(self._idle))
+            self.evicted += self._idle.get(slot, session) != session
         self._idle.pop(slot, None)
+        self.prompted += len(prompt)
+        self.reused += min(shared, len(prompt) - 1)
         self._pinned[slot], self._salts[slot] = session, salt
         del self.tokens[slot][min(shared, len(prompt) - 1) :]
         return slot
@@ -76,6 +79,15 @@ class Slots:
     def used(self) -> int:
         """Slots that belong to a session."""
         return len(self._idle) + len(self._pinned)
+
+    def sessions(self) -> tuple[dict[str, int], dict[str, int]]:
+        """(slots, tokens of the longest cached sequence) per session."""
+        held: dict[str, int] = {}
+        resident: dict[str, int] = {}
+        for slot, session in (*self._idle.items(), *self._pinned.items()):
+            held[session] = held.get(session, 0) + 1
+            resident[session] = max(resident.get(session, 0), len(self.tokens[slot]))
+        return held, resident
 
     def _blank(self) -> int:
         """A free slot, zeroed: rows of one batch read beyond their own length, masked, and a NaN left there would pass the mask."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from .base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
+from .base import KV, EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
 from .cache import Slots
 from .forward import Policy
 from .sampling import draw
@@ -114,6 +114,11 @@ class CpuEngine:
     def load(self) -> tuple[int, int, int]:
         """(requests running, requests waiting, slots held)."""
         return len(self._active), len(self._waiting), self._cache.used
+
+    def kv(self) -> KV:
+        """See `ReportsKV`; the unit is a slot."""
+        cache, (held, resident) = self._cache, self._cache.sessions()
+        return KV(len(cache.tokens), cache.context, held, resident, cache.evicted, cache.prompted, cache.reused)
 
     def _refuse(self, prompt: list[int], sampling: Sampling, routes_from: int) -> None:
         vocab, context = self._policy.shape.vocab, self._cache.context

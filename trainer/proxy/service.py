@@ -20,19 +20,22 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from trainer.capture.capture import Capture
-from trainer.engine.base import Engine, Sampling
+from trainer.engine.base import Engine, ReportsKV, Sampling
 from trainer.proxy.answering import answer
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
+from trainer.proxy.gate import Rule
 from trainer.proxy.http import Server, error_in_all_dialects
 from trainer.proxy.limits import MAX_BODY, Limits, Patience
 from trainer.proxy.line import ClientGone, Line
+from trainer.proxy.metrics import Metrics
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
 from trainer.proxy.upstream import Upstream
+from trainer.proxy.waiting import Gated
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +43,17 @@ log = logging.getLogger(__name__)
 class Proxy:
     """Serves all rollouts of one engine. Not thread-safe: everything runs on the loop that `start` was called on."""
 
-    def __init__(self, engine: Engine, rendering: Rendering, patience: Patience | None = None) -> None:
+    def __init__(self, engine: Engine, rendering: Rendering, patience: Patience | None = None, admission: Rule | None = None) -> None:
+        """`admission` puts a gate in front of the engine. Raises ValueError when the engine does not report its KV to it."""
         self._engine, self._rendering = engine, rendering
         self.patience = patience or Patience()
         self._upstream = Upstream(engine, self.patience)
+        self._gated: Gated | None = None
+        if admission is not None:
+            if not isinstance(engine, ReportsKV):
+                raise ValueError(f"an admission gate needs an engine that reports its KV, {type(engine).__name__} does not")
+            self._gated = Gated(self._upstream, engine, admission)
+        self._metrics = Metrics(engine, self._upstream, self._gated)
         self._sessions: dict[str, Session] = {}
         self._closed_keys: dict[str, str] = {}
         self._nobody = secrets.token_urlsafe(32)
@@ -74,7 +84,7 @@ class Proxy:
         """
         if rollout_id in self._sessions or rollout_id in self._closed_keys:
             raise ValueError(f"rollout {rollout_id} was opened before; every attempt needs its own id")
-        self._sessions[rollout_id] = Session(rollout_id, key, self._upstream, self._rendering, sampling, limits, harness)
+        self._sessions[rollout_id] = Session(rollout_id, key, self._gated or self._upstream, self._rendering, sampling, limits, harness)
         return f"{self._url}/r/{rollout_id}"
 
     async def close(self, rollout_id: str) -> Capture:
@@ -96,11 +106,17 @@ class Proxy:
         release = getattr(self._engine, "release", None)
         if release is not None and inspect.isawaitable(released := release(rollout_id)):
             await released
+        if self._gated is not None:
+            self._gated.release(rollout_id)
         return capture
 
     def set_version(self, version: int) -> None:
         """The engine is about to have the weights of `version`: what is asked from now on must not meet older KV."""
         self._upstream.version = max(self._upstream.version, version)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Step metrics of what happened since the last call."""
+        return self._metrics.take()
 
     async def stop(self) -> None:
         """Close what is open and stop listening."""
