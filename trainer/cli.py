@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -78,19 +79,42 @@ def bench_proxy(
 def replay_recordings(paths: tuple[Path, ...], rule: str, history: str, as_json: bool) -> None:
     """Replay recorded harness traffic (files or folders of .jsonl) through the proxy; exits 1 when a promise does not hold."""
     from server.schemas.runspec import History, TrainRule
-    from trainer.replay import run
+    from trainer.replay.play import files, player
     from trainer.replay.recording import BadRecording
+    from trainer.replay.report import report
 
     logging.disable(logging.ERROR)  # recorded faults are meant; one that the proxy could not hide is a violation
     broken = 0
     try:
-        for report in run.replay(run.files(paths), TrainRule(rule), History(history)):
-            click.echo(json.dumps(run.as_json(report)) if as_json else report.line)
-            broken += bool(report.violations)
+        with player(History(history)) as play:
+            for path in files(paths):
+                result = report(play(path), TrainRule(rule))
+                click.echo(json.dumps(asdict(result)) if as_json else result.line)
+                broken += bool(result.violations)
     except (BadRecording, FileNotFoundError) as error:
         raise click.ClickException(str(error)) from None
     if broken:
         raise SystemExit(1)
+
+
+@main.group()
+def r3() -> None:
+    """Work with routing replay."""
+
+
+@r3.command("control")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def r3_control(seed: int, as_json: bool) -> None:
+    """A bf16 sampler against an fp32 trainer with replay off, misaligned by one position, and aligned. Exit code 1 when the
+    differences are not as they must be."""
+    from trainer.r3 import control
+
+    found = control.run(seed).as_json()
+    passed = found["passed"]
+    lines = (f"{name:10s} " + "  ".join(f"{key} {value:.4g}" for key, value in found[name].items()) for name in found if name != "passed")
+    click.echo(json.dumps(found) if as_json else "\n".join([*lines, "as expected" if passed else "NOT as expected"]))
+    raise SystemExit(0 if passed else 1)
 
 
 if __name__ == "__main__":

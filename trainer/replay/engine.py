@@ -14,7 +14,7 @@ PATIENCE_S = 5
 """How long an answer waits for the requests that were recorded while it was under way, should the proxy keep one of them back."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Call:
     """A step at the engine. `prompt` is what the proxy sent first, `ids` what it gets in the end; an abandoned call has no turn."""
 
@@ -33,7 +33,33 @@ class Call:
 
 
 class RecordedEngine:
-    """`expect` names the call that comes next: requests are begun one at a time, so an unknown prompt belongs to the newest of them."""
+    """An `Engine` for many recordings at once, each a rollout of its own."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._scripts: dict[str, Script] = {}
+
+    def script(self, session: str) -> Script:
+        return self._scripts.setdefault(session, Script(self._spelling))
+
+    async def release(self, session: str) -> None:
+        self._scripts.pop(session, None)
+
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
+        """Raises EngineError for a recorded fault, and for a call that no recorded request explains."""
+        return await self._scripts[session].generate(list(map(int, prompt_ids)), sampling, on_tokens)
+
+
+class Script:
+    """One recording. `expect` names the call that comes next: requests are begun one at a time, so a new prompt is the newest one's."""
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
@@ -49,17 +75,7 @@ class RecordedEngine:
         self._next = call
         call.launched.set()
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        """Raises EngineError for a recorded fault, and for a call that no recorded request explains."""
-        prompt = list(map(int, prompt_ids))
+    async def generate(self, prompt: list[int], sampling: Sampling, on_tokens: OnTokens | None) -> Generation:
         call = self._of(prompt)
         offset = len(prompt) - len(call.prompt)
         call.arrived.set()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from trainer.replay.recording import Block, Exchange
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # steps refer to steps
 class Step:
     """One exchange to send. `after` are steps whose answers must be there first; `meanwhile` are begun while this one is under way."""
 

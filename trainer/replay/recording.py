@@ -98,7 +98,7 @@ class Exchange:
 def load(path: Path) -> list[Exchange]:
     """Raises BadRecording."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # a JSON string may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecording(f"{path}: {error}") from None
     return [_exchange(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]

@@ -1,29 +1,25 @@
-"""One recording through one rollout of a real proxy, over HTTP."""
+"""Recordings through rollouts of a real proxy, over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 
-from server.schemas.capture import BranchClass, BranchReason
-from server.schemas.runspec import History, TrainRule
-from trainer.capture import samples
+from server.schemas.runspec import History
 from trainer.capture.capture import Capture
 from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
 from trainer.replay.answers import Answer, BadAnswer, read
-from trainer.replay.audit import violations
-from trainer.replay.engine import Call, RecordedEngine
+from trainer.replay.engine import Call, RecordedEngine, Script
 from trainer.replay.ids import Ids
 from trainer.replay.plan import Step, plan
 from trainer.replay.recording import Block, load
@@ -35,39 +31,22 @@ CONTEXT = 100_000_000
 DROPPED_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "authorization", "x-api-key"}
 
 
-@dataclass(frozen=True)
-class Report:
-    """What one recording became. `skipped` exchanges would not have happened behind this proxy. `threads` are conversations that began
-    as the rollout's own or as a sub-agent's; `policy_turns` are turns that are no auxiliary call's."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Played:
+    """`skipped` exchanges would not have happened behind this proxy. `problems` are what went wrong on the wire, a line each."""
 
-    file: str
+    path: Path
     exchanges: int
     skipped: int
-    threads: int
-    branches: int
-    reasons: dict[str, int]
-    classes: dict[str, int]
-    policy_turns: int
-    undelivered: int
-    sampled_tokens: int
-    trained_tokens: int
-    violations: list[str]
-
-    @property
-    def line(self) -> str:
-        counts = ", ".join(f"{n} {reason}" for reason, n in self.reasons.items())
-        head = (
-            f"{self.file}: {self.exchanges} exchanges ({self.skipped} skipped), {self.threads} threads, "
-            f"{self.branches} branches ({counts}), {self.policy_turns} policy turns ({self.undelivered} undelivered), "
-            f"{self.trained_tokens} of {self.sampled_tokens} tokens trained"
-        )
-        return "\n".join([head, *(f"  violation: {problem}" for problem in self.violations)])
+    capture: Capture
+    calls: list[Call]
+    problems: list[str]
 
 
 @dataclass
 class _Rollout:
     client: httpx.AsyncClient
-    engine: RecordedEngine
+    script: Script
     url: str
     key: str
     ids: Ids = field(default_factory=Ids)
@@ -85,47 +64,43 @@ def files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def replay(paths: Sequence[Path], rule: TrainRule, history: History) -> Iterator[Report]:
-    """One report per file, in order. Raises BadRecording."""
+@contextmanager
+def player(history: History) -> Iterator[Callable[[Path], Played]]:
+    """A running proxy; what it yields plays one recording, and raises BadRecording."""
     tokenizer = make()
-    rendering, spelling = Rendering(tokenizer, thinking=True, history=history), Spelling(tokenizer)
+    rendering, engine = Rendering(tokenizer, thinking=True, history=history), RecordedEngine(Spelling(tokenizer))
+    proxy = Proxy(engine, rendering)
     with asyncio.Runner() as runner:
-        for path in paths:
-            yield runner.run(_file(path, rule, rendering, spelling))
+        runner.run(proxy.start())
+        yield lambda path: runner.run(_file(path, proxy, engine, rendering.stop_token_ids))
+        runner.run(proxy.stop())
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    return asdict(report)
-
-
-async def _file(path: Path, rule: TrainRule, rendering: Rendering, spelling: Spelling) -> Report:
+async def _file(path: Path, proxy: Proxy, engine: RecordedEngine, stop_token_ids: tuple[int, ...]) -> Played:
     exchanges = load(path)
     steps = plan(exchanges)
-    engine, key = RecordedEngine(spelling), secrets.token_urlsafe(16)
-    proxy = Proxy(engine, rendering)
-    await proxy.start()
-    sampling = Sampling(1.0, CONTEXT, rendering.stop_token_ids)
-    url = await proxy.open("replay", key, sampling, Limits(max_turns=len(exchanges) + 1, context=CONTEXT), harness=path.parent.name)
+    rollout_id, key = secrets.token_hex(8), secrets.token_urlsafe(16)
+    script, sampling = engine.script(rollout_id), Sampling(1.0, CONTEXT, stop_token_ids)
+    url = await proxy.open(rollout_id, key, sampling, Limits(max_turns=len(exchanges) + 1, context=CONTEXT), harness=path.parent.name)
     async with httpx.AsyncClient(verify=False, timeout=60) as client:  # noqa: S501  (plain HTTP on loopback)
-        rollout = _Rollout(client, engine, url, key)
+        rollout = _Rollout(client, script, url, key)
         await _play(steps, rollout)
-    capture = await proxy.close("replay")
-    await proxy.stop()
-    problems = [*rollout.problems, *engine.unexpected, *violations(capture, list(engine.calls.values()), rule)]
-    return _report(path, len(exchanges), len(exchanges) - len(steps), capture, rule, problems)
+    capture = await proxy.close(rollout_id)
+    problems = [*rollout.problems, *script.unexpected]
+    return Played(path, len(exchanges), len(exchanges) - len(steps), capture, list(script.calls.values()), problems)
 
 
 async def _play(steps: Sequence[Step], rollout: _Rollout) -> None:
     """Begin the steps one after another, each when the answers that it was recorded after are there."""
     tasks: dict[int, asyncio.Task[None]] = {}
-    calls = {step.exchange.i: rollout.engine.prepare(step) for step in steps if step.exchange.model_call}
+    calls = {step.exchange.i: rollout.script.prepare(step) for step in steps if step.exchange.model_call}
     for step in steps:
         await asyncio.gather(*(tasks[before.exchange.i] for before in step.after))
         call = calls.get(step.exchange.i)
         if call is None:
             tasks[step.exchange.i] = asyncio.create_task(_side(step, rollout))
             continue
-        rollout.engine.expect(call)
+        rollout.script.expect(call)
         tasks[step.exchange.i] = asyncio.create_task(_call(step, call, rollout))
         arrived = asyncio.create_task(call.arrived.wait())
         await asyncio.wait({arrived, tasks[step.exchange.i]}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,23 +158,3 @@ def _compare(blocks: Sequence[Block], answer: Answer, call: Call) -> Iterator[st
         yield f"calls {str(given)[:200]} given for {str(wanted)[:200]}"
     if answer.prompt_tokens and answer.prompt_tokens != len(call.prompt):
         yield f"usage says {answer.prompt_tokens} prompt tokens, the engine got {len(call.prompt)}"
-
-
-def _report(path: Path, exchanges: int, skipped: int, capture: Capture, rule: TrainRule, problems: list[str]) -> Report:
-    branches = capture.branches(rule)
-    own = [branch for branch in branches if branch.branch_class in (BranchClass.POLICY, BranchClass.SUB_AGENT)]
-    lost = samples.undelivered(capture.graph.turns)
-    return Report(
-        file=f"{path.parent.name}/{path.stem}",
-        exchanges=exchanges,
-        skipped=skipped,
-        threads=sum(branch.reason in (BranchReason.ROOT, BranchReason.SUB_AGENT) for branch in own),
-        branches=len(branches),
-        reasons=dict(sorted(Counter(str(branch.reason) for branch in branches).items())),
-        classes=dict(sorted(Counter(str(branch.branch_class) for branch in branches).items())),
-        policy_turns=sum(len(branch.owned) for branch in branches if branch.branch_class is not BranchClass.AUXILIARY),
-        undelivered=len(lost),
-        sampled_tokens=capture.sampled_tokens,
-        trained_tokens=sum(len(turn.sampled) for branch in branches if not branch.excluded for turn in branch.owned),
-        violations=problems,
-    )
