@@ -97,7 +97,7 @@ def _usage(turn: Turn) -> dict[str, Any]:
     sampled = len(turn.sampled)
     return {
         "input_tokens": turn.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": turn.prompt_tokens + sampled,
