@@ -150,8 +150,7 @@ class Careless:
                 one, two = await asyncio.gather(self.ask(), self.ask())
                 assert one is two
             case "partial":
-                message = turn.message
-                self.messages += [self.said("assistant", "", calls=message.tool_calls[:1]), self.said("user", "You were cut.")]
+                self.messages += [self.said("assistant", "I", calls=turn.message.tool_calls[:1]), self.said("user", "You were cut.")]
             case "title":
                 self.take(turn)
                 before, tools, self.tools = self.messages, self.tools, []
