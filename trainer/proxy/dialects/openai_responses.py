@@ -39,7 +39,7 @@ class OpenAIResponses:
             raise Refusal(Reason.BAD_REQUEST, "previous_response_id is not supported: no response is stored, send the whole input")
         tools, origins, unnamed = read(body, _all_tools, body.get("tools") or [], "tools")
         messages = [Message("system", a_string(text, "instructions"))] if (text := body.get("instructions")) else []
-        messages += _conversation(body.get("input"), origins)
+        messages += _conversation(body.get("input"))
         if not any(message.role != "system" for message in messages):
             raise wrong("input", "a text or a list of at least one item")
         return Request(
@@ -79,7 +79,7 @@ class _Assistant:
         return Message("assistant", join(self.texts), tuple(self.calls), reasoning=join(self.thoughts) if self.thoughts else None)
 
 
-def _conversation(items: Any, origins: Mapping[str, Origin]) -> list[Message]:
+def _conversation(items: Any) -> list[Message]:
     if isinstance(items, str):
         return [Message("user", items)]
     messages: list[Message] = []
@@ -93,13 +93,13 @@ def _conversation(items: Any, origins: Mapping[str, Origin]) -> list[Message]:
             messages.append(turn.message())
             turn = _Assistant()
         if sampled:
-            _sampled(turn, item, kind, where, origins)
+            _sampled(turn, item, kind, where)
         else:
             messages.append(_given(item, kind, where))
     return [*messages, turn.message()] if turn.rank >= 0 else messages
 
 
-def _sampled(turn: _Assistant, item: dict[str, Any], kind: str, where: str, origins: Mapping[str, Origin]) -> None:
+def _sampled(turn: _Assistant, item: dict[str, Any], kind: str, where: str) -> None:
     turn.rank = _RANK[kind]
     if kind == "message":
         turn.texts.append(content_text(item.get("content"), f"{where}.content"))
@@ -108,8 +108,7 @@ def _sampled(turn: _Assistant, item: dict[str, Any], kind: str, where: str, orig
         for part in a_list(item.get("summary") or item.get("content") or [], f"{where}.summary"):
             turn.thoughts.append(a_string(an_object(part, f"{where}.summary").get("text", ""), f"{where}.summary.text"))
     else:
-        origin = Origin(kind, item.get("namespace") or "", a_string(item.get("name"), f"{where}.name"))
-        name = next((name for name, known in origins.items() if known == origin), origin.name)
+        name = _exposed(a_string(item.get("namespace") or "", f"{where}.namespace"), a_string(item.get("name"), f"{where}.name"))
         call_id = a_string(item.get("call_id"), f"{where}.call_id")
         if kind == "custom_tool_call":
             turn.calls.append(ToolCall(call_id, name, {"input": a_string(item.get("input"), f"{where}.input")}))
@@ -138,10 +137,7 @@ def _all_tools(items: Any, where: str) -> tuple[Tools, dict[str, Origin], frozen
 def _tools(
     items: list[Any], where: str, namespace: str, tools: list[dict[str, Any]], origins: dict[str, Origin]
 ) -> frozenset[str]:  # fmt: skip
-    """Flatten tools and namespaces of tools into functions. Returns names for what the policy cannot call, such as `web_search`.
-
-    A tool goes by its own name; by `namespace__name` only when that name was taken before.
-    """
+    """Flatten tools and namespaces of tools into functions. Returns names for what the policy cannot call, such as `web_search`."""
     unnamed: frozenset[str] = frozenset()
     for i, item in enumerate(items):
         at = f"{where}[{i}]"
@@ -154,7 +150,7 @@ def _tools(
             unnamed |= _tools(inner, f"{at}.tools", a_string(item.get("name"), f"{at}.name"), tools, origins)
         elif kind in ("function", "custom"):
             name = a_string(item.get("name"), f"{at}.name")
-            exposed = f"{namespace}__{name}" if name in origins and namespace else name
+            exposed = _exposed(namespace, name)
             parameters: dict[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
             if kind == "function":
                 parameters = an_object(item.get("parameters") or {"type": "object", "properties": {}}, f"{at}.parameters")
@@ -165,6 +161,11 @@ def _tools(
         else:
             unnamed |= {f"tools.{kind}"}
     return unnamed
+
+
+def _exposed(namespace: str, name: str) -> str:
+    """The name by which the policy knows a tool."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 def _kind(metadata: str) -> KindHint:
