@@ -26,6 +26,9 @@ from trainer.engine.base import TokenIds
 from trainer.proxy.literal import Shield
 
 Tools = list[dict[str, Any]]
+MAX_REMEMBERED = 400_000
+"""Characters of a system prompt with its tools; a longer one is rendered every time."""
+STAND_IN = Message("system", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,7 @@ class Rendering:
         self._shield = Shield(tokenizer)
         self._adapter = _Adapter(tokenizer, self._shield)
         self._renderer: Any = create_renderer(self._adapter, config)
-        self._whole: Any = create_renderer(_Remembering(tokenizer, self._shield), config)
-        """For whole conversations: rollouts of one harness begin with the same long texts."""
+        self._remembered_head = lru_cache(maxsize=32)(self._head)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.thinking = thinking
         self.marks = _marks(tokenizer)
@@ -94,9 +96,27 @@ class Rendering:
         return cls(Tokenizer.from_file(str(path)), thinking=thinking, history=history)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
-        """A whole conversation with the generation prompt. Raises ValueError when there is no message."""
+        """A whole conversation with the generation prompt. Raises ValueError when there is no message.
+
+        The rollouts of a harness share system prompt and tools, most of a first prompt: their ids are remembered. The family's template
+        writes them in front, and nothing that follows depends on them.
+        """
+        if len(messages) < 2 or messages[0].role != "system":
+            return self._render(messages, tools)
+        system, functions = messages[0].content, json.dumps(tools)
+        head = (self._remembered_head if len(system) + len(functions) < MAX_REMEMBERED else self._head)(system, functions)
+        rest = self._render((STAND_IN, *messages[1:]), [])
+        cut = rest.ends[0]
+        return Rendered(head.tolist() + rest.ids[cut:], [len(head), *(end - cut + len(head) for end in rest.ends[1:])])
+
+    def _head(self, system: str, tools: str) -> np.ndarray:
+        """int32 [n]: ids of the system message, with the tools (JSON) that the template writes into it."""
+        rendered = self._render((Message("system", system), Message("user", "")), json.loads(tools))
+        return np.array(rendered.ids[: rendered.ends[0]], np.int32)
+
+    def _render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         said, functions = self._shield.cover([message.wire() for message in messages]), self._shield.cover(tools)
-        rendered = self._whole.render(said, tools=functions or None, add_generation_prompt=True)
+        rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
         return _split(rendered, 0, len(messages))
 
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
@@ -204,17 +224,3 @@ class _Adapter:
     def convert_tokens_to_ids(self, token: str) -> int | None:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
-
-
-class _Remembering(_Adapter):
-    """Keeps the ids of long texts. They are a function of the text alone, so nothing else can come out."""
-
-    def __init__(self, tokenizer: Tokenizer, shield: Shield) -> None:
-        super().__init__(tokenizer, shield)
-        self._remembered = lru_cache(maxsize=128)(lambda text: np.array(shield.encode(text), np.int32))
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        if not 2_000 <= len(text) <= 200_000:
-            return super().encode(text, add_special_tokens)
-        ids: list[int] = self._remembered(text).tolist()
-        return ids
