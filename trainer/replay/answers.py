@@ -121,7 +121,8 @@ def _response(body: dict[str, Any]) -> Answer:
         if item["type"] == "message":
             answer.text += "".join(part.get("text", "") for part in item["content"])
         elif item["type"] == "function_call":
-            answer.calls.append((item["call_id"], item["name"], item["arguments"]))
+            name = f"{item['namespace']}__{item['name']}" if item.get("namespace") else item["name"]
+            answer.calls.append((item["call_id"], name, item["arguments"]))
         elif item["type"] == "custom_tool_call":
             answer.calls.append((item["call_id"], item["name"], json.dumps({"input": item["input"]}, ensure_ascii=False)))
     return answer
