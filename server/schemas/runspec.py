@@ -88,6 +88,19 @@ class Sandbox(_Section):
     budgets: Budgets = Budgets()
 
 
+class Admission(_Section):
+    """A gate in front of the engine: a rollout that would push out another one's KV waits. Passing takes a resident prefix, or room."""
+
+    enabled: bool = False
+    watermark: float = Field(default=0.9, gt=0, le=1)
+    """Share of the KV cache that rollouts under way may own before new ones wait."""
+    resident_prefix: float = Field(default=0.5, gt=0, le=1)
+    """Share of a prompt that must still be cached for a call to pass in any case."""
+    ownership_s: float = Field(default=30, ge=0)
+    """How long a rollout owns its KV behind a call."""
+    max_wait_s: float = Field(default=60, ge=0)
+
+
 class Rollout(_Section):
     engine: Literal["cpu"] = "cpu"
     tasks_per_step: int = Field(default=8, ge=1)
@@ -96,6 +109,17 @@ class Rollout(_Section):
     max_new_tokens: int = Field(default=48, ge=1)
     """Per turn."""
     max_turns: int = Field(default=6, ge=1)
+    prompt_budget: int | None = Field(default=None, ge=1)
+    """Longest first prompt in tokens; nothing but `model.context` bounds it when empty, nor the next one."""
+    response_budget: int | None = Field(default=None, ge=1)
+    """Longest rest of a conversation behind its first prompt, sampled and observed tokens together."""
+    token_budget: int | None = Field(default=None, ge=1)
+    """Sampled tokens of a whole rollout."""
+    no_tool_call_cap: int = Field(default=0, ge=0)
+    """Turns in a row without a tool call after which a rollout ends; 0 is off."""
+    routing: Literal["sticky", "spread"] = "sticky"
+    """`sticky`: all calls of a rollout go to one replica, which has its KV; `spread`: each goes to the least busy one."""
+    admission: Admission = Admission()
 
 
 class TrainRule(StrEnum):

@@ -24,6 +24,7 @@ from server.schemas.states import Phase, RunState
 from server.schemas.tasks import HELD_OUT
 
 from .groups import Group, evaluation_sizes, make_group
+from .limits import gate_rule
 from .rows import agent_loop_outputs, fields_and_tag, row_key, trained_samples
 from .runner_client import RunnerClient
 from .tasks import read_index
@@ -56,7 +57,7 @@ class RolloutManager:
         self._step: Future[list[PlayedGroup]] | None = None
         self._held_out = [entry.task for entry in read_index(run.tasks / HELD_OUT / "index.jsonl")]
         run.captures.mkdir(exist_ok=True)
-        self._room, self._proxy = self._call(self._open(run, file.runner_token, VerlEngine(llm_client), model))
+        self._room, self._proxy = self._call(self._open(run, file.runner_token, VerlEngine(llm_client, self.spec.rollout.routing), model))
         # A sandbox that becomes free must find a trial waiting; more open rollouts than that would only hold memory.
         self._places = asyncio.Semaphore(self.spec.sandbox.concurrency + 4)
 
@@ -72,6 +73,7 @@ class RolloutManager:
     def generate_sequences(self, prompts: Any) -> None:
         """Start the groups of a step; does not wait."""
         step = int(prompts["global_steps"])
+        self._loop.call_soon_threadsafe(self._proxy.set_version, step - 1)
         size, seed, harnesses = self.spec.rollout.group_size, self.spec.trainer.seed, self.spec.harnesses
         groups = [
             make_group(harnesses, seed, Phase.TRAIN, step, task, size, uid)
@@ -85,8 +87,17 @@ class RolloutManager:
         played, self._step = self._step.result(), None
         return played
 
+    def proxy_metrics(self) -> dict[str, float]:
+        """What happened between proxy and engine since the last call."""
+
+        async def take() -> dict[str, float]:
+            return self._proxy.take_metrics()
+
+        return self._call(take())
+
     def evaluate(self, step: int) -> list[PlayedGroup]:
         """Held-out rollouts with the weights after `step` updates."""
+        self._loop.call_soon_threadsafe(self._proxy.set_version, step)
         sizes = evaluation_sizes(self._held_out, self.spec.trainer.evaluation.rollouts)
         seed, harnesses = self.spec.trainer.seed, self.spec.harnesses
         groups = [make_group(harnesses, seed, Phase.EVAL, step, task, size) for task, size in sizes]
@@ -106,7 +117,7 @@ class RolloutManager:
         from trainer.proxy.service import Proxy
 
         rendering = Rendering.load(model, thinking=self.spec.model.thinking, history=self.spec.capture.history)
-        proxy = Proxy(engine, rendering)
+        proxy = Proxy(engine, rendering, admission=gate_rule(self.spec.rollout.admission))
         await proxy.start("127.0.0.1", 0)
         runner = RunnerClient(run.runner_file, token)
         return TrialRoom(run, self.spec, proxy, runner, self.reporter, rendering.stop_token_ids), proxy

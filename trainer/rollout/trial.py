@@ -24,6 +24,7 @@ from trainer.proxy.limits import Limits
 from .admission import CaptureFacts, admit, plays_again
 from .groups import Group, trial_seed
 from .keep import keep
+from .limits import rollout_limits
 from .runner_client import RunnerClient
 
 
@@ -83,8 +84,7 @@ class TrialRoom:
             TrialBody(trial_id=trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED, group_id=group.group_id, sample=sample)
         )
         key = secrets.token_urlsafe(32)
-        limits = Limits(self.spec.rollout.max_turns, self.spec.model.context)
-        url = await self.proxy.open(trial_id, key, self._sampling(), limits, group.harness)
+        url = await self.proxy.open(trial_id, key, self._sampling(), rollout_limits(self.spec), group.harness)
         try:
             view = await self.runner.run(self._request(group, trial_id, url, key))
         finally:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import uuid
+from typing import Any, Literal, cast
 
 import numpy as np
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
-from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import KV, EngineError, EngineUnavailable, Generation, OnTokens, Sampling, StopReason, TokenIds
 
 
 class VerlEngine:
-    """`client` is verl's `LLMServerClient`; sessions stick to one replica. Its calls answer once, so nothing is streamed."""
+    """`client` is verl's `LLMServerClient`. Its calls answer once, so nothing is streamed.
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    verl's balancer keeps a name on one replica: `routing: sticky` gives it the session, `spread` a new name for every call.
+    """
+
+    def __init__(self, client: Any, routing: Literal["sticky", "spread"]) -> None:
+        self._client, self._routing = client, routing
+        self._kv: KV | None = None
+        self._over: list[str] = []
+        """Released sessions that the engine does not know of yet."""
+
+    def kv(self) -> KV | None:
+        """As of the last answer: verl's client has no way to ask."""
+        return self._kv
+
+    def release(self, session: str) -> None:
+        """The session is over; the engine hears of it with the next call."""
+        self._over.append(session)
 
     async def generate(
         self,
@@ -25,9 +40,11 @@ class VerlEngine:
         on_tokens: OnTokens | None = None,
         salt: str = "",
     ) -> Generation:
+        name = session if self._routing == "sticky" else uuid.uuid4().hex
+        released, self._over = self._over, []
         try:
             output = await self._client.generate(
-                session,
+                name,
                 prompt_ids=prompt_ids.tolist() if isinstance(prompt_ids, np.ndarray) else list(prompt_ids),
                 sampling_params={
                     "temperature": sampling.temperature,
@@ -38,9 +55,12 @@ class VerlEngine:
                 session=session,
                 routes_from=routes_from,
                 salt=salt,
+                released=released,
             )
         except RayError as error:
-            raise EngineError(f"generation failed: {str(error).strip().splitlines()[-1]}") from error
+            kind = EngineUnavailable if isinstance(error, ActorUnavailableError | EngineUnavailable) else EngineError
+            raise kind(f"generation failed: {str(error).strip().splitlines()[-1]}") from error
+        self._kv = output.extra_fields.get("kv", self._kv)
         return Generation(
             token_ids=output.token_ids,
             log_probs=output.log_probs,

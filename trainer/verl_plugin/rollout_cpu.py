@@ -5,10 +5,12 @@ verl sees a replica whose server handle forwards to the worker's actor, and an a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
@@ -34,9 +36,12 @@ class CpuServer:
         session: str,
         routes_from: int = 0,
         salt: str = "",
+        released: Sequence[str] = (),
         **_: Any,
     ) -> TokenOutput:
-        """`routed_experts` holds the rows from `routes_from` on, in the engine's narrow type."""
+        """`routed_experts` holds the rows from `routes_from` on, in the engine's narrow type. `released` are sessions that are over."""
+        for over in released:
+            self.engine.release(over)
         sampling = Sampling(
             temperature=sampling_params["temperature"],
             max_tokens=sampling_params["max_tokens"],
@@ -48,7 +53,7 @@ class CpuServer:
             log_probs=turn.log_probs,
             routed_experts=turn.routes,
             stop_reason=turn.stop_reason,
-            extra_fields={"global_steps": turn.version},
+            extra_fields={"global_steps": turn.version, "kv": self.engine.kv()},
         )
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
@@ -77,7 +82,17 @@ class _RemoteMethod:
         self.worker, self.method = worker, method
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self.worker.engine_call.remote(self.method, *args, **kwargs)
+        reference = self.worker.engine_call.remote(self.method, *args, **kwargs)
+        return _cancelling(reference) if self.method == "generate" else reference
+
+
+async def _cancelling(reference: Any) -> Any:
+    """Await a remote call, and take it back when whoever awaits it is cancelled: verl's client itself never aborts a generation."""
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
 
 
 class CpuReplica(RolloutReplica):

@@ -91,6 +91,7 @@ class LegoSync(PPOTrainerSync):
             seed=self._spec.trainer.seed * 100_003 + self.global_steps,
         )
         metrics.update(update.metrics)
+        metrics.update(self.agent_loop_manager.proxy_metrics())
         if batch.extra_info:
             with marked_timer("old_log_prob", timing_raw):
                 batch = self._score(batch, played, metrics)
