@@ -42,8 +42,15 @@ class Reading:
     branch_class: BranchClass = BranchClass.POLICY
     summary: Reading | None = None
     """The side call whose answer took the place of this turn's history."""
-    continued: bool = field(default=False)
-    """A later turn has this one in its place in the context."""
+    continued: bool = False
+    """A later turn goes on from this one."""
+    grows: bool = field(init=False)
+    """The first to go on from `before`."""
+
+    def __post_init__(self) -> None:
+        self.grows = self.extends and self.before is not None and not self.before.continued
+        if self.before is not None and self.extends:
+            self.before.continued = True
 
     @property
     def extends(self) -> bool:
@@ -65,9 +72,8 @@ class Reading:
         first = self.nodes[0].message
         return first.content if first.role == "system" else "", self.turn.tools
 
-    @property
-    def first_user(self) -> str:
-        return next((node.message.content for node in self.nodes if node.message.role == "user"), "")
+    def starts_like(self, other: Reading) -> bool:
+        return [node.message.key for node in self.nodes[: len(other.nodes)]] == [node.message.key for node in other.nodes]
 
     def says(self, text: str, *, assistants: bool) -> bool:
         return any(text in node.message.content for node in self.nodes if assistants or node.message.role != "assistant")
@@ -77,7 +83,7 @@ def read(turns: Sequence[Turn]) -> list[Reading]:
     """A reading per turn, in order."""
     readings = list(_contexts(turns))
     for i, reading in enumerate(readings):
-        if not reading.extends:
+        if not reading.grows:
             reading.summary = _replaced_by(reading, readings[:i])
     proven = {id(reading.summary) for reading in readings if reading.summary}
     with_tools = {turn.thread for turn in turns if turn.tools}
@@ -101,8 +107,6 @@ def _contexts(turns: Sequence[Turn]) -> Iterator[Reading]:
             if call.id in by_call
         }  # fmt: skip
         reading = by_turn[id(turn)] = Reading(turn, nodes, before, frozenset(echoed))
-        if before is not None and reading.extends:
-            before.continued = True
         yield reading
 
 
@@ -144,8 +148,9 @@ def _known(reading: Reading, turns: Sequence[Reading]) -> Reading | None:
     for other in reversed(mine):
         if named or other.turn.index in reading.echoed:
             return other
-        same_start = reading.summary is not None or other.first_user == reading.first_user or other.branch_class is BranchClass.POLICY
-        if other.opening == reading.opening and same_start:  # two sub-agents of one kind differ in their first message
+        first = next(one for one in mine if one.conversation == other.conversation)
+        same = reading.summary is not None or other.branch_class is BranchClass.POLICY or reading.starts_like(first)
+        if other.opening == reading.opening and same:  # two sub-agents of one kind differ in what they were told first
             return other
     return None
 
