@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 from trainer.replay.answers import Answer
-from trainer.replay.recording import Block, Exchange
+from trainer.replay.recording import Block, Exchange, mention
 from trainer.replay.turns import usable
 
 ITEMS = {"thinking": ("reasoning",), "text": ("message",), "call": ("function_call", "custom_tool_call")}
@@ -42,16 +43,18 @@ class Ids:
 
     def _message(self, message: Any, seen: dict[str, int]) -> Any:
         text = json.dumps(message)
-        sampled = isinstance(message, dict) and (
-            message.get("role") == "assistant" or message.get("type") in ("function_call", "custom_tool_call")
-        )
-        if sampled:
-            for recorded in self._minted:
-                seen[recorded] = seen.get(recorded, 0) + (recorded in text)
+        calls = isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") in ITEMS["call"])
+        if calls:
+            for recorded in {match[0] for match in self._pattern().finditer(text)}:
+                seen[recorded] = seen.get(recorded, 0) + 1
         return json.loads(self._replace(text, seen))
 
     def _replace(self, text: str, seen: dict[str, int]) -> str:
-        for recorded, minted in self._minted.items():
-            if recorded in text:
-                text = text.replace(recorded, minted[min(max(seen.get(recorded, 1) - 1, 0), len(minted) - 1)])
-        return text
+        def minted(match: re.Match[str]) -> str:
+            known = self._minted[match[0]]
+            return known[min(max(seen.get(match[0], 1), 1), len(known)) - 1]
+
+        return self._pattern().sub(minted, text) if self._minted else text
+
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(mention(recorded) for recorded in self._minted) or "(?!)")

@@ -9,10 +9,11 @@ sent like any other.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainer.replay.recording import Block, Exchange
+from trainer.replay.recording import Block, Exchange, mention
 
 
 @dataclass(eq=False, repr=False)  # steps refer to steps
@@ -80,7 +81,7 @@ def _hide(step: Step, again: Sequence[Exchange], later: Sequence[Exchange]) -> b
     if kept is None:
         return False
     quoted = json.dumps(kept.messages)  # the harness kept what had arrived whole
-    step.blocks = tuple(block for block in exchange.blocks if block.kind != "call" or block.id in quoted)
+    step.blocks = tuple(block for block in exchange.blocks if block.kind != "call" or re.search(mention(block.id), quoted))
     return True
 
 
@@ -107,4 +108,4 @@ def _order(steps: Sequence[Step]) -> None:
 
 
 def _quotes(body: str, step: Step) -> bool:
-    return any(block.id and block.id in body for block in step.blocks)
+    return any(block.id and re.search(mention(block.id), body) for block in step.blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,7 +62,7 @@ class Exchange:
     @property
     def begun(self) -> bool:
         """Content had reached the harness when the answer broke off."""
-        return any(block.text or block.name for block in self.blocks)
+        return any(_content(event.get("data")) for event in self.response.get("events") or [])
 
     @property
     def messages(self) -> list[Any]:
@@ -95,6 +96,13 @@ class Exchange:
         )  # fmt: skip
 
 
+def mention(id_: str) -> str:
+    """A pattern for an id inside JSON text: whole, and when it is short, only as a value of its own."""
+    if len(id_) < 6:
+        return rf'(?<="){re.escape(id_)}(?="(?!\s*:))'
+    return rf"(?<![\w-]){re.escape(id_)}(?![\w-])"
+
+
 def load(path: Path) -> list[Exchange]:
     """Raises BadRecording."""
     try:
@@ -120,6 +128,16 @@ def _exchange(line: str, where: str) -> Exchange:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise BadRecording(f"{where} is no recorded exchange: {type(error).__name__} {error}") from None
+
+
+def _content(event: Any) -> bool:
+    """Something of the turn: a block that opens, a delta that is not empty."""
+    if not isinstance(event, dict):
+        return False
+    if event.get("type") == "content_block_start" or (str(event.get("type")).endswith(".delta") and event.get("delta")):
+        return True
+    deltas = [choice.get("delta") or {} for choice in event.get("choices") or []]
+    return any(delta.get(name) for delta in deltas for name in ("content", "reasoning_content", "tool_calls"))
 
 
 def _plain(value: Any) -> Any:
