@@ -56,7 +56,7 @@ async def test_conversation_of_all_kinds_of_items_is_one_branch(rollout: Rollout
     patch = "*** Begin Patch\n*** Update File: calc.py\n*** End Patch\n"
     rollout.engine.script = [
         "<think>\nLet me look.\n</think>\n\n" + call("exec_command", "I list.", cmd="ls"),
-        calls(("apply_patch", {"input": patch}), ("mcp__a__probe", {})),
+        calls(("apply_patch", {"input": patch}), ("probe", {})),
         say("Done."),
     ]
     first = await send(rollout, START)
@@ -133,6 +133,7 @@ def test_tools_of_one_name_in_two_namespaces_stay_apart() -> None:
     request = parse([{"role": "user", "content": "x"}, call_b], tools=tools)
     assert [tool["function"]["name"] for tool in request.tools] == ["mcp__a__probe", "mcp__b__probe"]
     assert request.messages[1].tool_calls[0].name == "mcp__b__probe"
+    assert "probe" not in request.origins
 
 
 def test_codex_names_its_threads_and_its_compaction() -> None:

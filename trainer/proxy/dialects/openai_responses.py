@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,8 +131,12 @@ def _given(item: dict[str, Any], kind: str, where: str) -> Message:
 
 
 def _all_tools(items: Any, where: str) -> tuple[Tools, dict[str, Origin], frozenset[str]]:
+    """A call by a tool's bare name, without its namespace, is taken for that tool where the name leaves no doubt."""
     tools, origins = Tools(), dict[str, Origin]()
-    return tools, origins, _tools(a_list(items, where), where, "", tools, origins)
+    unnamed = _tools(a_list(items, where), where, "", tools, origins)
+    times = Counter(origin.name for origin in origins.values())
+    bare = {origin.name: origin for origin in origins.values() if times[origin.name] == 1}
+    return tools, bare | origins, unnamed
 
 
 def _tools(
