@@ -59,7 +59,7 @@ def play(
 @settings(max_examples=150, phases=QUICK)
 @given(**SCENARIO, moe=st.booleans())
 def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed: int, thinking: bool, moe: bool) -> None:
-    """Also rows 8 and 9 of the field's complaints: mask, ids, log-probs and routes have one length, and the mask holds sampled tokens."""
+    """Also reports A8 and A9 (`test_field_reports`): ids, mask, log-probs and routes are aligned, the mask holds sampled tokens only."""
     capture, witness = play(steps, texts, seed, thinking, moe)
     check(capture, witness)
     assert capture.proxy_error is capture.engine_error is None and capture.violations == []
