@@ -14,6 +14,7 @@ from sandbox.harnesses.commands import harness
 from sandbox.harnesses.commands import store_options as _store
 from sandbox.harnesses.pins import PINS
 from sandbox.harnesses.store import Store
+from sandbox.redteam.command import redteam
 from sandbox.runner import quiet
 from server.schemas.runspec import Harness
 
@@ -24,6 +25,7 @@ def main() -> None:
 
 
 main.add_command(harness)
+main.add_command(redteam)
 
 
 @main.group()
@@ -84,26 +86,6 @@ def selftest(spec_file: Path, tasks: int, as_json: bool) -> None:
     click.echo(facts.model_dump_json() if as_json else "\n".join([*lines, *facts.problems, f"limits by {facts.limits_mode or 'nothing'}"]))
     good = all(row.reward == 1 for row in facts.oracle) and all(row.reward == 0 for row in facts.noop) and not facts.problems
     sys.exit(0 if good or as_json else 1)
-
-
-@main.command("redteam")
-@_spec
-@_tasks
-@_json
-def redteam(spec_file: Path, tasks: int, as_json: bool) -> None:
-    """Try to earn rewards without solving tasks. Exit status 1 when any attempt does, or escapes its zero."""
-    quiet()
-    from sandbox.runner.selftest import redteam as attack
-    from sandbox.runner.service import NotReady
-    from server.schemas.runspec import RunSpec
-
-    try:
-        table = asyncio.run(attack(RunSpec.model_validate_json(spec_file.read_bytes()), tasks))
-    except NotReady as error:
-        raise click.ClickException(str(error)) from error
-    lines = (f"{name:46} {' '.join(found.values())}" for name, found in table.items())
-    click.echo(json.dumps(table) if as_json else "\n".join(lines))
-    sys.exit(any(result != "0" for found in table.values() for result in found.values()))
 
 
 @main.group()

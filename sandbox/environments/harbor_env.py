@@ -236,4 +236,4 @@ class NamespaceEnvironment(BaseEnvironment):
     async def _download(self, source: str, target: Path) -> None:
         skipped = await self.sandbox.download(source, target, user="root")
         if skipped:
-            self.logger.warning("left out of the download of %s: %s", source, ", ".join(skipped[:10]))
+            self.logger.warning("left out of the download of %s: %s", source, ascii(skipped[:10]))

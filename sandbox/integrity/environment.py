@@ -23,6 +23,7 @@ from sandbox.tasks.lean import full_task
 
 from . import hidden
 from .changes import MAX_BYTES, Step, dump, load
+from .gitview import HISTORY
 
 _DONE = ExecResult(stdout="", stderr="", return_code=0)
 
@@ -58,13 +59,17 @@ class TrialEnvironment(NamespaceEnvironment):
 
     @override
     def _spec(self) -> SandboxSpec:
-        """The verifier of a task with hidden tests has the test runner, read-only."""
+        """The verifier's sandbox has the task's own repository back, and the test runner where there are hidden tests, both read-only."""
         spec = super()._spec()
-        task = full_task(self.environment_dir.parent)
-        if not self.is_verifier or not hidden.has_tests(task):
+        if not self.is_verifier:
             return spec
-        runner = tuple(RoMount(path, f"{hidden.PYTEST_AT}/{name}") for name, path in hidden.packages().items())
-        return dataclasses.replace(spec, mounts=(*spec.mounts, *runner))
+        task = full_task(self.environment_dir.parent)
+        mounts = list(spec.mounts)
+        if (task / HISTORY).is_dir():
+            mounts.append(RoMount(task / HISTORY, f"{self.workdir}/.git"))
+        if hidden.has_tests(task):
+            mounts += [RoMount(path, f"{hidden.PYTEST_AT}/{name}") for name, path in hidden.packages().items()]
+        return dataclasses.replace(spec, mounts=tuple(mounts))
 
     @property
     def fault(self) -> str:

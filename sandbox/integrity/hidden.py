@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 DIRECTORY = "tests"
 """Where tests lie below the work directory while they run."""
-PACKAGES = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 PYTEST_AT = "/opt/grader"
 _PROGRAM = Path(__file__).with_name("run_tests.py")
 _NOT_UPLOADED = ("test.sh", "check.py", "Dockerfile")
@@ -46,13 +46,15 @@ def has_tests(task: Path) -> bool:
 
 
 def packages() -> dict[str, Path]:
-    """Directory of every package of the test runner. Raises NoTests where one is not installed."""
+    """File or directory of every package of the test runner, by its name in a search path. Raises NoTests where one is not installed."""
     found = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
+        if spec is None or spec.origin is None:
             raise NoTests(f"this task is graded with pytest, but `{name}` is not installed here: run `uv sync --extra sandbox --inexact`")
-        found[name] = Path(spec.submodule_search_locations[0])
+        place = Path(spec.origin)
+        place = place.parent if spec.submodule_search_locations else place
+        found[place.name] = place
     return found
 
 
@@ -86,7 +88,6 @@ def check(task: Path, variant: Variant) -> str | None:
         "sentinels": {f"{sentinel}::test_1": "passed", f"{sentinel}::test_2": "failed"},
         "expect": "passed" if variant == "tests" else "failed",
         "pytest": PYTEST_AT,
-        "nonce": nonce,
     }
     return f"PLAN = {plan!r}\n{_program()}"
 

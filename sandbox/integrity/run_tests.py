@@ -46,7 +46,7 @@ def run(plan: dict[str, Any]) -> tuple[int, list[str]]:
     """Exit status of pytest, and the lines of its report."""
     names = sorted(f"{plan['directory']}/{name}" for name in plan["run"])
     arguments = ["-c", "/dev/null", "--rootdir=.", "-o", "pythonpath=.", "-p", "no:cacheprovider", "-q", "--color=no", "--tb=line", *names]
-    command = [sys.executable, "-I", "-B", "-X", f"pycache_prefix=/dev/shm/{plan['nonce']}", "-c", PYTEST, plan["pytest"], *arguments]
+    command = [sys.executable, "-I", "-B", "-c", PYTEST, plan["pytest"], *arguments]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     reader, writer = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writer, 9), (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]

@@ -32,6 +32,9 @@ class _Silent:
         """A self-test reports its end only."""
 
 
+SILENT = _Silent()
+
+
 @contextlib.asynccontextmanager
 async def reference_room(spec: RunSpec, tasks: int, cheats: dict[str, str]) -> AsyncIterator[tuple[Room, str]]:
     """A room with `tasks` tasks of each split whose harnesses are `oracle`, `noop` and one per cheat; with it, how limits are enforced.
@@ -64,7 +67,7 @@ async def play_all(room: Room) -> dict[tuple[str, str], Scored | Failed]:
         budgets = room.spec.sandbox.budgets
         request = TrialRequest(trial_id=number, task=task, split=split, harness=harness, proxy=_NO_PROXY, budgets=budgets)
         async with slots:
-            outcomes[task, harness] = decide(await Attempt(room, request, number, _Silent()).run())
+            outcomes[task, harness] = decide(await Attempt(room, request, number, SILENT).run())
 
     await asyncio.gather(*(one(split, task, name) for split in (TRAIN, HELD_OUT) for task in room.index[split] for name in room.agents))
     return outcomes
@@ -90,14 +93,3 @@ async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
         elif harness != _PLANTED:
             (facts.oracle if harness == "oracle" else facts.noop).append(TaskReward(task=task, reward=reward))
     return facts
-
-
-async def redteam(spec: RunSpec, tasks: int) -> dict[str, dict[str, str]]:
-    """Cheat → task → what it came to: `0`, `1`, or the cause of a failure. Raises NotReady."""
-    async with reference_room(spec, tasks, CHEATS) as (room, _):
-        outcomes = await play_all(room)
-    table: dict[str, dict[str, str]] = {name: {} for name in CHEATS}
-    for (task, harness), outcome in outcomes.items():
-        if harness in table:
-            table[harness][task] = str(outcome.reward) if isinstance(outcome, Scored) else outcome.cause
-    return table

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sandbox.integrity.gitview import HistoryError, hide
 from server.schemas.rundir import write_atomic
 from server.schemas.runspec import Data
 from server.schemas.tasks import HELD_OUT, TRAIN, TaskEntry
@@ -60,8 +61,17 @@ def _copy(data: Data, split: str, directory: Path, limit: int | None) -> Iterato
         raise TaskError(f"data.{split}: {source} is not a directory")
     for task in sorted(path for path in source.iterdir() if path.is_dir())[:limit]:
         entry = check_task(task)
-        _place(directory / task.name, functools.partial(shutil.copytree, task, symlinks=True))
+        _place(directory / task.name, functools.partial(_take, task))
         yield entry
+
+
+def _take(task: Path, target: Path) -> None:
+    """Copy a task; a repository in its tree becomes one commit, see `gitview`."""
+    shutil.copytree(task, target, symlinks=True)
+    try:
+        hide(target)
+    except HistoryError as error:
+        raise TaskError(str(error)) from error
 
 
 def _place(path: Path, write: Callable[[Path], object]) -> None:

@@ -87,6 +87,8 @@ class Scored(BaseModel):
     reward: Literal[0, 1]
     termination: Termination
     detail: str = ""
+    evidence: list[str] = Field(default_factory=list)
+    """Signs that the agent went for the reward instead of the task (`suspicion.py`). They never change the reward."""
 
 
 class Failed(BaseModel):

@@ -1,41 +1,18 @@
 """Whole trials in real sandboxes with an agent that plays a script: what earns a reward, and what an agent can do about it."""
 
 import asyncio
-import os
 
 import pytest
 
-from sandbox.environments.namespace.preflight import problems
-from sandbox.integrity.cheats import CHEATS
 from sandbox.integrity.verdict import Grade
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import decide
-from sandbox.runner.selftest import redteam
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 from server.schemas.tasks import TRAIN
-from tests.sandbox.environments.contract import as_ordinary_user
 
 from .support import Stages, in_room, needs_sandbox, play, request, solution, spec
 
 pytestmark = needs_sandbox
-
-
-def attack() -> None:
-    """Every cheat on two tasks, at once, as `rl redteam` does it."""
-    table = asyncio.run(redteam(spec(), 1))
-    assert {name: set(found.values()) for name, found in table.items()} == {name: {"0"} for name in CHEATS}
-
-
-def test_no_cheat_earns_a_reward_or_escapes_its_zero() -> None:
-    attack()
-
-
-def test_nor_where_an_ordinary_user_runs_the_runner() -> None:
-    """Without root: user namespaces, and limits per process."""
-    if found := problems("rootless"):
-        pytest.skip("; ".join(found))
-    if os.geteuid() == 0:
-        as_ordinary_user(attack)
 
 
 def test_a_cheat_beside_the_real_fix_does_not_cost_the_reward() -> None:

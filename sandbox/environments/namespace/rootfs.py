@@ -66,6 +66,9 @@ def build(plan: Plan) -> None:
     _proc(root)
     _directories(plan, root)
     _workspace(plan, _in(root, plan.workdir))
+    for source, target in plan.mounts:
+        if _in_workspace(plan, target):
+            _bind_as_agent(plan, source, _in(root, target))
     kernel.pivot(root)
 
 
@@ -91,7 +94,13 @@ def _image(plan: Plan, root: str) -> None:
     for name in ("passwd", "group"):
         kernel.bind(f"{users}/{name}", f"{root}/etc/{name}", _READ_ONLY)
     for source, target in plan.mounts:
-        _mount_read_only(source, _in(root, target))
+        if not _in_workspace(plan, target):
+            _mount_read_only(source, _in(root, target))
+
+
+def _in_workspace(plan: Plan, target: str) -> bool:
+    """Such a mount comes after the work directory, at a place that exists there."""
+    return target.startswith(f"{plan.workdir}/")
 
 
 def _in(root: str, path: str) -> str:
@@ -169,6 +178,18 @@ def _pristine(plan: Plan, workspace: str, lower: str) -> None:
         else:
             return
     _copy(workspace, lower, None if plan.rootless else plan.agent)
+
+
+def _bind_as_agent(plan: Plan, source: str, target: str) -> None:
+    """Read-only, with the agent as owner like the tree around it where the file system can do that."""
+    if plan.workspace_map is not None:
+        try:
+            kernel.bind(source, target, _READ_ONLY | kernel.ATTR_IDMAP, plan.workspace_map, recursive=False)
+        except OSError:
+            pass  # this file system has no identity mapping
+        else:
+            return
+    kernel.bind(source, target, _READ_ONLY, recursive=False)
 
 
 def _copy(source: str, target: str, owner: Identity | None = None) -> None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from sandbox.environments.namespace import kernel
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.preflight import problems
 from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.environments.namespace.spec import Mode, SandboxSpec
+from sandbox.redteam.ordinary import as_ordinary_user
 from server.schemas.runspec import Limits
 
-REPOSITORY = Path(__file__).parents[3]
-ORDINARY_USER = 12345
 LIMITS = Limits(memory_mb=128, processes=32, cpu_s=20, disk_mb=16, output_kb=64)
 
 
@@ -76,44 +72,3 @@ def _run(body: Body, mode: Mode) -> None:
                 await body(Place(host, Path(directory)))
 
     asyncio.run(main())
-
-
-def as_ordinary_user(call: Callable[[], None]) -> None:
-    """Run `call` in a forked process of an ordinary user; its failure becomes an AssertionError here."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.close(reader)
-            _reachable([Path(sys.base_prefix), Path(sys.prefix), REPOSITORY])
-            os.setgroups([])
-            os.setresgid(ORDINARY_USER, ORDINARY_USER, ORDINARY_USER)
-            os.setresuid(ORDINARY_USER, ORDINARY_USER, ORDINARY_USER)
-            kernel.die_with_parent()
-            os.chdir("/")
-            call()
-            status = 0
-        except BaseException:  # noqa: BLE001 -- the parent shows it
-            os.write(writer, traceback.format_exc().encode()[-30000:])
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        text = file.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
-
-
-def _reachable(paths: list[Path]) -> None:
-    """Let an ordinary user reach paths below directories that only root may enter, in a mount namespace of this process."""
-    kernel.unshare(kernel.NEWNS)
-    kernel.make_private("/")
-    opened = [(path, os.open(path, os.O_PATH)) for path in paths]
-    for path, fd in opened:
-        closed = [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 1]
-        if closed:
-            kernel.mount("tmpfs", str(closed[0]), "tmpfs", 0, "mode=755")
-        if not path.exists():
-            path.mkdir(parents=True)
-            kernel.bind(f"/proc/self/fd/{fd}", str(path), 0)
-        os.close(fd)

@@ -15,7 +15,8 @@ import pytest
 from sandbox.environments.namespace.enter import ForkTarget, fork_into
 from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.environments.namespace.spec import RoMount, SandboxSpec
-from tests.sandbox.environments.contract import LIMITS, REPOSITORY, Place, contract
+from sandbox.redteam.ordinary import REPOSITORY
+from tests.sandbox.environments.contract import LIMITS, Place, contract
 from tests.sandbox.environments.test_contract import processes, until
 
 # A warm parent has one thread; pytest and asyncio here have more.

@@ -14,7 +14,8 @@ import pytest
 from sandbox.environments.namespace import owner
 from sandbox.environments.namespace.channel import SandboxLost
 from sandbox.environments.namespace.host import Host
-from tests.sandbox.environments.contract import REPOSITORY, Place, contract
+from sandbox.redteam.ordinary import REPOSITORY
+from tests.sandbox.environments.contract import Place, contract
 from tests.sandbox.environments.test_contract import processes, until
 
 OWNER = """

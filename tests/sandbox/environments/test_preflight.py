@@ -14,7 +14,7 @@ from sandbox.environments.namespace.channel import SandboxError
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.preflight import Facts, default_mode, judge, problems
 from sandbox.environments.namespace.spec import Directory, RoMount, SandboxSpec
-from tests.sandbox.environments.contract import as_ordinary_user
+from sandbox.redteam.ordinary import as_ordinary_user
 
 GOOD = Facts(
     system="Linux",

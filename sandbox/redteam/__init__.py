@@ -1,0 +1,1 @@
+"""Attacks on rewards that really run: `rl redteam`."""
