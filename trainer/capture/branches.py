@@ -70,9 +70,8 @@ def _edited(reading: Reading, tip: Reading) -> BranchReason:
         shown = tip.turn.message.content or tip.turn.message.tool_calls
         dropped = new is None or new.role != "assistant" or tip.turn.malformed
         return BranchReason.MALFORMED_TURN if shown and dropped else BranchReason.HISTORY_EDITED
-    lost = (tip.echoed | {tip.turn.index}) - reading.echoed
-    later = [index for index in reading.echoed if lost and index > min(lost)]
-    if later:
+    lost = [turn.index for turn in (*tip.turns, tip.turn) if not reading.holds(turn)]
+    if lost and max(reading.echoed, default=-1) > lost[0]:
         return BranchReason.COMPACTION
     if new is None or new.content.startswith(theirs[same].content) or same > _first_user(reading):
         return BranchReason.HISTORY_EDITED

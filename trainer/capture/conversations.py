@@ -14,7 +14,7 @@ call belongs to the conversation that it serves, but never continues it. What th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,8 +36,8 @@ class Reading:
     nodes: list[Node]
     before: Reading | None
     """The last sampled turn among the nodes."""
-    echoed: frozenset[int]
-    """Indices of sampled turns that are in the context, in place or as a message in another context."""
+    turns: tuple[Turn, ...]
+    """Sampled turns that are in the context: in place, or as a message with their calls."""
     conversation: int = -1
     branch_class: BranchClass = BranchClass.POLICY
     summary: Reading | None = None
@@ -61,6 +61,10 @@ class Reading:
     def _behind(self) -> int:
         return next((i + 1 for i in reversed(range(len(self.nodes))) if isinstance(self.nodes[i], Turn)), 0)
 
+    @cached_property
+    def echoed(self) -> frozenset[int]:
+        return frozenset(turn.index for turn in self.turns)
+
     @property
     def group(self) -> tuple[int, BranchClass]:
         """Turns of one group can continue each other."""
@@ -74,6 +78,11 @@ class Reading:
 
     def starts_like(self, other: Reading) -> bool:
         return [node.message.key for node in self.nodes[: len(other.nodes)]] == [node.message.key for node in other.nodes]
+
+    def holds(self, turn: Turn) -> bool:
+        """In place or as a message; texts have no id and are known by their words."""
+        key = turn.message.key
+        return turn.index in self.echoed or any(node.message.key == key for node in self.nodes)
 
     def says(self, text: str, *, assistants: bool) -> bool:
         return any(text in node.message.content for node in self.nodes if assistants or node.message.role != "assistant")
@@ -98,16 +107,14 @@ def _contexts(turns: Sequence[Turn]) -> Iterator[Reading]:
     for turn in turns:
         nodes = turn.path()[1:-1]
         before = next((by_turn[id(node)] for node in reversed(nodes) if isinstance(node, Turn)), None)
-        echoed = {node.index for node in nodes if isinstance(node, Turn)}
-        echoed |= {
-            by_call[call.id].index
-            for node in nodes
-            if not isinstance(node, Turn)
-            for call in node.message.tool_calls
-            if call.id in by_call
-        }  # fmt: skip
-        reading = by_turn[id(turn)] = Reading(turn, nodes, before, frozenset(echoed))
+        known = (node if isinstance(node, Turn) else _by_call(node, by_call) for node in nodes)
+        reading = by_turn[id(turn)] = Reading(turn, nodes, before, tuple(one for one in known if one is not None))
         yield reading
+
+
+def _by_call(node: Node, turns: Mapping[str, Turn]) -> Turn | None:
+    """Part of a turn is enough to know whose it is."""
+    return next((turns[call.id] for call in node.message.tool_calls if call.id in turns), None)
 
 
 def _replaced_by(reading: Reading, earlier: Sequence[Reading]) -> Reading | None:
