@@ -25,7 +25,8 @@ from typing import BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .capture import BranchClass, Drift
+from .capture import BranchClass, BranchReason, Drift, Exclusion
+from .runspec import TrainRule
 
 GRAPH, IDS, LOG_PROBS, ROUTED, ROUTES = "graph.json", "ids.npy", "log_probs.npy", "routed.npy", "routes.npy"
 MAX_GRAPH = 256 * 2**20
@@ -86,6 +87,15 @@ class NodeEntry(_Entry):
     turn: TurnEntry | None = None
 
 
+class BranchEntry(_Entry):
+    """What became of a branch under the run's rule. `turns` are the indices of the turns that are trained, or excluded, here."""
+
+    reason: BranchReason
+    branch_class: BranchClass
+    excluded: Exclusion | None
+    turns: list[int]
+
+
 class RoutesEntry(_Entry):
     """What the rows of `routes.npy` are."""
 
@@ -110,6 +120,8 @@ class CaptureFile(_Entry):
     unknown_fields: list[str]
     violations: list[str]
     routes: RoutesEntry | None = None
+    rule: TrainRule
+    branches: list[BranchEntry]
     nodes: list[NodeEntry]
 
 

@@ -61,6 +61,6 @@ class Capture:
     def record(self, trial_id: str, rule: TrainRule = TrainRule.ALL_BRANCHES) -> CaptureRecord:
         return record(self, trial_id, rule)
 
-    def to_bytes(self, trial_id: str) -> bytes:
+    def to_bytes(self, trial_id: str, rule: TrainRule = TrainRule.ALL_BRANCHES) -> bytes:
         """The capture file, which `trainer.capture.file.read` opens again bit for bit."""
-        return file.to_bytes(self, trial_id)
+        return file.to_bytes(self, trial_id, rule)

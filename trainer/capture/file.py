@@ -15,6 +15,7 @@ from server.schemas.capturefile import (
     LOG_PROBS,
     ROUTED,
     ROUTES,
+    BranchEntry,
     CallEntry,
     CaptureFile,
     CaptureFileError,
@@ -26,16 +27,20 @@ from server.schemas.capturefile import (
     opened,
     pack,
 )
+from server.schemas.runspec import TrainRule
 from trainer.capture.graph import Graph, Node, Turn
 from trainer.capture.message import Message, ToolCall
+from trainer.capture.samples import Branch
 
 if TYPE_CHECKING:
     from trainer.capture.capture import Capture
 
 
-def to_bytes(capture: Capture, trial_id: str) -> bytes:
-    """The capture file. Raises ValueError when an array is not what the graph's invariants say, so that no file is written that no
-    reader takes."""
+def to_bytes(capture: Capture, trial_id: str, rule: TrainRule) -> bytes:
+    """The capture file, with the branches as `rule` has them.
+
+    Raises ValueError when an array is not what the invariants of the graph say: what no reader takes is not written.
+    """
     nodes = _answered(capture.graph)
     numbers = {id(node): i for i, node in enumerate(nodes)}
     roots = {id(node): key for key, node in capture.graph.roots.items()}
@@ -45,6 +50,8 @@ def to_bytes(capture: Capture, trial_id: str) -> bytes:
         format="lego-rl capture 1",
         trial_id=trial_id,
         routes=None if form is None else RoutesEntry.model_validate(form),
+        rule=rule,
+        branches=[_branch(branch) for branch in capture.branches(rule)],
         nodes=[_entry(node, numbers, roots) for node in nodes],
         **_facts(capture, CaptureFile) | {"unknown_fields": sorted(capture.unknown_fields)},
     )
@@ -111,6 +118,11 @@ def _entry(node: Node, numbers: dict[int, int], roots: dict[int, bytes]) -> Node
         tools=roots.get(id(node), b""),
         turn=TurnEntry(**_facts(node, TurnEntry)) if isinstance(node, Turn) else None,
     )
+
+
+def _branch(branch: Branch) -> BranchEntry:
+    turns = [turn.index for turn in branch.owned]
+    return BranchEntry(reason=branch.reason, branch_class=branch.branch_class, excluded=branch.excluded, turns=turns)
 
 
 def _facts(one: object, other: type) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from server.schemas import capturefile
 from server.schemas.capture import CaptureRecord
 from server.schemas.capturefile import CaptureFileError, npy_header, opened, pack
+from server.schemas.runspec import TrainRule
 from tests.trainer.capture.test_record import capture
 from tests.trainer.equal import assert_same_capture
 from trainer.capture.capture import Capture
@@ -32,6 +33,15 @@ def test_a_capture_opens_again_bit_for_bit(moe: bool) -> None:
     assert_same_capture(made, again)
     assert again.record("t-1") == made.record("t-1")
     assert again.to_bytes("t-1") == made.to_bytes("t-1")
+
+
+@pytest.mark.parametrize("rule", TrainRule)
+def test_the_fate_of_every_branch_is_in_the_file(rule: TrainRule) -> None:
+    made = capture(moe=False)
+    with opened(io.BytesIO(made.to_bytes("t-1", rule))) as members:
+        found = [(branch.reason, branch.branch_class, branch.excluded, branch.turns) for branch in members.graph.branches]
+        assert members.graph.rule is rule
+    assert found == [(b.reason, b.branch_class, b.excluded, [turn.index for turn in b.owned]) for b in made.branches(rule)]
 
 
 def test_an_empty_capture_is_a_file_too() -> None:
