@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from trainer.bench.proxy.engine import SocketEngine
 from trainer.bench.proxy.traffic import KEY, tokenizer_for
@@ -94,4 +95,4 @@ def _deep_size(root: object) -> int:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2])))
