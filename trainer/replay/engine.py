@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling, StopReason, TokenIds
 from trainer.replay.plan import Step
 from trainer.replay.tokenizer import Spelling
 from trainer.replay.turns import sampled
@@ -54,7 +54,7 @@ class RecordedEngine:
         on_tokens: OnTokens | None = None,
         salt: str = "",
     ) -> Generation:
-        """Raises EngineError for a recorded fault, and for a call that no recorded request explains."""
+        """Raises EngineUnavailable for a recorded fault, EngineError for a call that no recorded request explains."""
         return await self._scripts[session].generate(list(map(int, prompt_ids)), sampling, on_tokens)
 
 
@@ -86,7 +86,7 @@ class Script:
                 call.given = len(call.ids) // 2
                 on_tokens(call.ids[: call.given], call.log_probs()[: call.given])
                 await asyncio.sleep(0)
-            raise EngineError(f"recorded fault of exchange {call.step.exchange.i}")
+            raise EngineUnavailable(f"recorded fault of exchange {call.step.exchange.i}")
         ids, log_probs = call.ids[offset:], call.log_probs()[offset:]
         stop: StopReason = "length" if call.step.by_length else "stop"
         if len(ids) > sampling.max_tokens:

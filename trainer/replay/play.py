@@ -15,7 +15,7 @@ import httpx
 from server.schemas.runspec import History
 from trainer.capture.capture import Capture
 from trainer.engine.base import Sampling
-from trainer.proxy.limits import Limits
+from trainer.proxy.limits import Limits, Patience
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
 from trainer.replay.answers import Answer, BadAnswer, read
@@ -28,6 +28,8 @@ from trainer.replay.turns import usable
 
 CONTEXT = 100_000_000
 """No recording comes near it: refusals of the recording server are not played again."""
+PATIENCE = Patience(attempts=1000, backoff=0)
+"""As often as it was recorded, and at once: waiting is not played."""
 DROPPED_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "authorization", "x-api-key"}
 
 
@@ -69,7 +71,7 @@ def player(history: History) -> Iterator[Callable[[Path], Played]]:
     """A running proxy; what it yields plays one recording, and raises BadRecording."""
     tokenizer = make()
     rendering, engine = Rendering(tokenizer, thinking=True, history=history), RecordedEngine(Spelling(tokenizer))
-    proxy = Proxy(engine, rendering)
+    proxy = Proxy(engine, rendering, PATIENCE)
     with asyncio.Runner() as runner:
         runner.run(proxy.start())
         yield lambda path: runner.run(_file(path, proxy, engine, rendering.stop_token_ids))

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from server.schemas.runspec import History
+from trainer.replay.play import Played, player
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """174 recordings of six harnesses, as `shared` describes them; they compress to a hundredth."""
+    folder = tmp_path_factory.mktemp("recordings")
+    with tarfile.open(HERE / "recordings.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def play() -> Iterator[Callable[[Path], Played]]:
+    with player(History.KEEP) as play:
+        yield cache(play)

@@ -1,0 +1,65 @@
+"""Every recording against a table that was derived from the recordings' own labels, not from this program.
+
+`main` and each `sub:X` is a thread; title, memory and web-search calls are auxiliary; a rewrite is listed with its reason. A branch is
+one thread, one auxiliary call, or one rewrite.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.schemas.runspec import TrainRule
+from trainer.replay.play import Played
+from trainer.replay.recording import load
+from trainer.replay.report import report
+
+TABLE: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "expected.json").read_text())
+SIDE = {"title", "memory", "aux"}
+
+
+def labels(path: Path) -> list[str]:
+    """Ground truth of the model calls that were answered."""
+    answered = {exchange.i for exchange in load(path) if exchange.model_call and exchange.answered}
+    lines = [json.loads(line) for line in path.read_text().split("\n") if line]
+    return [line["label"] for line in lines if line["i"] in answered]
+
+
+def test_the_table_names_every_recording(recordings: Path) -> None:
+    assert {f"{path.parent.name}/{path.stem}" for path in recordings.rglob("*.jsonl")} == set(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_follows_from_the_labels(name: str, recordings: Path) -> None:
+    row, seen = TABLE[name], labels(recordings / f"{name}.jsonl")
+    subs, side = {label for label in seen if label.startswith("sub:")}, [label for label in seen if label in SIDE]
+    rewrites = Counter(line.split()[0] for line in row["rewrites"])
+    assert row["threads"] == 1 + len(subs)
+    assert row["branches"] == row["threads"] + len(side) + rewrites.total()
+    assert row["reasons"] == dict(Counter({"root": 1, "sub_agent": len(subs), "auxiliary": len(side)}) + rewrites)
+    assert row["classes"].get("summary", 0) == rewrites["summary"] == seen.count("compact")
+    assert sum(row["classes"].values()) == row["branches"]
+    assert row["policy_turns"] == len(seen) - len(side)
+
+
+@pytest.mark.parametrize("rule", TrainRule)
+@pytest.mark.parametrize("name", TABLE)
+def test_a_recording_becomes_what_its_labels_say(name: str, rule: TrainRule, recordings: Path, play: Callable[[Path], Played]) -> None:
+    played = play(recordings / f"{name}.jsonl")
+    result, row = report(played, rule), TABLE[name]
+    assert result.violations == []
+    assert {key: getattr(result, key) for key in row if key != "rewrites"} == {key: row[key] for key in row if key != "rewrites"}
+    calls = {call.step.exchange.i: len(call.ids) for call in played.calls if call.completed}
+    assert result.sampled_tokens == sum(calls.values())
+    lines = {line["i"]: line["label"] for line in map(json.loads, filter(None, played.path.read_text().split("\n")))}
+    main = sum(tokens for i, tokens in calls.items() if lines[i] == "main")
+    side = sum(tokens for i, tokens in calls.items() if lines[i] in SIDE)
+    if rule is TrainRule.PARENT_EXACT:
+        assert result.trained_tokens < main if row["rewrites"] else result.trained_tokens == main
+    elif not result.undelivered:
+        assert result.trained_tokens == result.sampled_tokens - side
