@@ -34,10 +34,10 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "bench": Verb(TRAINER, "Measure proxy, engine (`bench engine`) and sandboxes (`bench trials`).", {"trials": SANDBOX}),
+    "bench": Verb(TRAINER, "Measure proxy, engine (`bench engine`) and sandboxes (`bench trials`).", {"trials": SANDBOX, "sandbox": SANDBOX}),
     "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Measure routing replay against its negative control."),
-    "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks.", hidden=True),
+    "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks."),
     "replay": Verb(TRAINER, "Replay recorded harness traffic through proxy and capture."),
     "tasks": Verb(SANDBOX, "Make and check task directories.", hidden=True),
 }

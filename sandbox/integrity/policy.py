@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from server.schemas.suspicion import Sign, signs
+
 from .changes import Step
 
 _GIT = re.compile(r"(^|/)\.git(/|$)")
@@ -34,3 +36,9 @@ def split(changes: Sequence[Step], runs_tests: bool) -> tuple[list[Step], list[s
         else:
             kept.append(step)
     return kept, left
+
+
+def suspicious(changes: Sequence[Step]) -> list[str]:
+    """Signs in the text of changed files that they are about the process that grades them."""
+    texts = [data.decode(errors="replace") for kind, _, _, data in changes if kind == "file" and b"\0" not in data[:1024]]
+    return signs(texts, (Sign.PROCESS_TAMPERING, Sign.REWARD_FILES, Sign.HIDDEN_FILES))

@@ -29,6 +29,8 @@ class Verdict(BaseModel):
     """Entries of the tree that the agent changed."""
     reverted: list[str] = Field(default_factory=list)
     """Paths of the agent's changes that were left out of grading, see `policy.py`."""
+    signs: list[str] = Field(default_factory=list)
+    """What the agent's changes look like, see `server.schemas.suspicion`."""
 
 
 READY, UNUSABLE = b"ready\n", b"unusable "

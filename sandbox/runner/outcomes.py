@@ -57,17 +57,19 @@ def decide(facts: Facts) -> Scored | Failed:
     return _failed(facts, Cause.VERIFIER_TIMEOUT if timed_out else Cause.VERIFIER)
 
 
+_SHOWN = 5
 _SCORED = {Grade.PASSED, Grade.FAILED, Grade.TAMPERED, Grade.UNUSABLE}
 
 
 def _scored(facts: Facts, verdict: Verdict) -> Scored:
+    evidence = [*verdict.signs, *(f"put back for grading: {path}" for path in verdict.reverted[:_SHOWN])]
     match verdict.grade:
         case Grade.TAMPERED:
-            return Scored(reward=0, termination=Termination.TAMPERED, detail=verdict.detail)
+            return Scored(reward=0, termination=Termination.TAMPERED, detail=verdict.detail, evidence=evidence)
         case Grade.UNUSABLE:
-            return Scored(reward=0, termination=Termination.AGENT_FAULT, detail=verdict.detail)
+            return Scored(reward=0, termination=Termination.AGENT_FAULT, detail=verdict.detail, evidence=evidence)
     termination = Termination.AGENT_FAULT if facts.fault else Termination.COMPLETED
-    return Scored(reward=1 if verdict.grade is Grade.PASSED else 0, termination=termination, detail=facts.fault)
+    return Scored(reward=1 if verdict.grade is Grade.PASSED else 0, termination=termination, detail=facts.fault, evidence=evidence)
 
 
 def _failed(facts: Facts, cause: Cause) -> Failed:

@@ -129,7 +129,8 @@ class Projection:
         if isinstance(outcome, Scored):
             trial.reward, trial.termination = outcome.reward, outcome.termination
         else:
-            trial.cause, trial.failed_stage, trial.evidence = outcome.cause, outcome.stage, [_clean(line) for line in outcome.evidence]
+            trial.cause, trial.failed_stage = outcome.cause, outcome.stage
+        trial.evidence = [_clean(line) for line in outcome.evidence]
         _show(trial)
 
     def _finding(self, event: Event, body: FindingBody) -> None:

@@ -53,7 +53,9 @@ def outcome_of(trial: Trial) -> Scored | Failed | None:
     if not trial.kind:
         return None
     if trial.kind == "scored":
-        return OUTCOME.validate_python({"kind": "scored", "reward": trial.reward, "termination": trial.termination, "detail": trial.detail})
+        return OUTCOME.validate_python(
+            {"kind": "scored", "reward": trial.reward, "termination": trial.termination, "detail": trial.detail, "evidence": trial.evidence}
+        )
     return OUTCOME.validate_python(
         {"kind": "failed", "stage": trial.failed_stage, "cause": trial.cause, "detail": trial.detail, "evidence": trial.evidence}
     )

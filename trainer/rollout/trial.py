@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
+from server.schemas import suspicion
 from server.schemas.capture import CaptureRecord
 from server.schemas.events import OutcomeBody, TrialBody
 from server.schemas.outcome import Cause, Failed, Scored, Stage
@@ -93,6 +94,7 @@ class TrialRoom:
         record = capture.record(trial_id, self.spec.capture.train)
         samples = capture.samples(self.spec.capture.train)
         file = functools.partial(capture.to_bytes, trial_id, self.spec.capture.train) if self.spec.reporting.keep_captures else None
+        outcome = _with_signs(outcome, record)
         body, problem = await asyncio.to_thread(keep, self.run, record, file, capture.malformed_turns)
         if problem:
             outcome = outcome.model_copy(update={"detail": "; ".join(filter(None, (outcome.detail, problem)))})
@@ -115,6 +117,12 @@ class TrialRoom:
             budgets=self.spec.sandbox.budgets,
             seed=trial_seed(self.spec.trainer.seed, trial_id),
         )
+
+
+def _with_signs(outcome: Scored | Failed, record: CaptureRecord) -> Scored | Failed:
+    """What the policy's commands look like goes with the outcome, for a person to see; it changes nothing."""
+    found = suspicion.of_calls(call.arguments for turn in record.turns for call in turn.tool_calls)
+    return outcome.model_copy(update={"evidence": [*outcome.evidence, *found]}) if found else outcome
 
 
 def _runner_outcome(view: TrialView) -> Scored | Failed:
