@@ -131,7 +131,7 @@ def test_trials_are_listed_filtered_and_shown_with_their_timings(client: TestCli
         "t0"
     ]
     detail = client.get(f"/api/runs/{run_id}/trials/t1").json()
-    assert detail["outcome"] == {"kind": "scored", "reward": 1, "termination": "completed", "detail": ""}
+    assert detail["outcome"] == {"kind": "scored", "reward": 1, "termination": "completed", "detail": "", "evidence": []}
     assert detail["timings"] == [{"stage": "agent", "started": 5.0, "finished": 7.5}]
     assert (detail["turns"], detail["sampled_tokens"], detail["capture"]["malformed_turns"]) == (3, 42, 1)
     assert client.get(f"/api/runs/{run_id}/trials/none").status_code == 404
