@@ -67,7 +67,6 @@ class TurnEntry(_Entry):
     malformed: int
     prompt_tokens: int
     side: BranchClass | None
-    stripped: bool
     drift: Drift | None
     sent: bool
     returned: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import takewhile
 
 from server.schemas.capture import BranchClass, BranchReason
@@ -17,22 +17,30 @@ OPENINGS = {
 }
 
 
-def reasons(readings: Sequence[Reading]) -> tuple[dict[int, BranchReason], dict[int, BranchReason]]:
+def reasons(readings: Sequence[Reading], lost: Set[int]) -> tuple[dict[int, BranchReason], dict[int, BranchReason]]:
     """Turn index → why a branch starts there, and turn index → why the harness went on without the turn.
 
-    At a fork both sides get the reason: whichever of them becomes the side branch, it knows why.
+    At a fork both sides get the reason: whichever of them becomes the side branch, it knows why. Of answers to one request, those in
+    `lost` never reached the harness, so the one that did stands in their place.
     """
     found: dict[int, BranchReason] = {}
     left: dict[int, BranchReason] = {}
     tips: dict[tuple[int, BranchClass], Reading] = {}
     gone_on = set[int]()
+    answers: dict[bytes, Reading] = {}
     for reading in readings:
-        tip = tips.get(reading.group)
+        tip, rival = tips.get(reading.group), answers.setdefault(reading.turn.call, reading)
         before = reading.before if reading.extends and reading.before and reading.before.group == reading.group else None
         if tip is None or (before is None and reading.branch_class in SIDE):
             found[reading.turn.index] = OPENINGS[reading.branch_class]
+        elif rival is not reading:
+            retried = rival if rival.turn.index in lost and reading.turn.index not in lost else reading
+            if retried is rival:
+                answers[reading.turn.call] = reading
+                found |= {reading.turn.index: found[rival.turn.index]} if rival.turn.index in found else {}
+            found[retried.turn.index] = BranchReason.RETRY
         elif before is None or before.turn.index in gone_on:
-            reason = found[reading.turn.index] = _fork(reading, tip, readings)
+            reason = found[reading.turn.index] = _fork(reading, tip)
             behind = _left_behind(reading, tip)
             if behind is not None:
                 left.setdefault(behind.index, reason)
@@ -48,17 +56,10 @@ def _left_behind(reading: Reading, tip: Reading) -> Turn | None:
     return next((node for node in [*tip.nodes, tip.turn] if isinstance(node, Turn) and id(node) not in mine), None)
 
 
-def _fork(reading: Reading, tip: Reading, readings: Sequence[Reading]) -> BranchReason:
-    turn = reading.turn
-    if any(other.turn.call == turn.call for other in readings if other.turn.index < turn.index):
-        return BranchReason.RETRY
+def _fork(reading: Reading, tip: Reading) -> BranchReason:
     if reading.summary is not None:
         return BranchReason.COMPACTION
-    if turn.stripped:
-        return BranchReason.TEMPLATE_STRIP
-    if turn.tools != tip.turn.tools:
-        return BranchReason.TOOLS_CHANGED
-    return _edited(reading, tip)
+    return _edited(reading, tip) if reading.turn.tools == tip.turn.tools else BranchReason.TOOLS_CHANGED
 
 
 def _edited(reading: Reading, tip: Reading) -> BranchReason:
@@ -66,7 +67,9 @@ def _edited(reading: Reading, tip: Reading) -> BranchReason:
     mine, theirs = [node.message for node in reading.nodes], [node.message for node in tip.nodes]
     same = sum(1 for _ in takewhile(lambda pair: pair[0].key == pair[1].key, zip(mine, theirs, strict=False)))
     new = mine[same] if same < len(mine) else None
-    if same == len(theirs):  # all that came before the newest turn is there, the turn itself is not
+    if same == len(theirs):  # all that came before the newest turn is there
+        if new is not None and new.key == tip.turn.message.key:
+            return BranchReason.TEMPLATE_STRIP
         shown = tip.turn.message.content or tip.turn.message.tool_calls
         dropped = new is None or new.role != "assistant" or tip.turn.malformed
         return BranchReason.MALFORMED_TURN if shown and dropped else BranchReason.HISTORY_EDITED

@@ -81,8 +81,6 @@ class Turn(Node):
     prompt_tokens: int = 0
     side: BranchClass | None = None
     """What the request alone says: a side call of this class (`Request.kind_hint`)."""
-    stripped: bool = False
-    """The history was rendered anew because the renderer would not extend the turn before."""
     drift: Drift | None = None
     """How the arguments of the calls were different when the turn first came back."""
     sent: bool = False
@@ -203,13 +201,9 @@ class Graph:
         request: Request,
         *,
         malformed: int,
-        stripped: bool,
         spans: Sequence[tuple[int, int]] | None = None,
     ) -> Turn:
-        """`stripped`: the history was rendered anew because the renderer would not extend the turn that `locate` found.
-
-        `spans` are the policy versions that sampled the turn, as in `Turn.spans`; None when `generation.version` sampled all of it.
-        """
+        """`spans` are the policy versions that sampled the turn, as in `Turn.spans`; None when `generation.version` sampled all of it."""
         turn = Turn(
             message,
             place.node,
@@ -225,7 +219,6 @@ class Graph:
             malformed=malformed,
             prompt_tokens=place.end,
             side=BranchClass(request.kind_hint) if request.kind_hint else None,
-            stripped=stripped,
         )
         self.turns.append(turn)
         self.calls.update((call.id, turn) for call in message.tool_calls)

@@ -52,9 +52,8 @@ def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branc
     A shared turn goes to a branch that is trained before one that is not, then to the one with more turns, then to the one that the
     harness went on with. A branch longer than `context` tokens is excluded, never cut.
     """
-    readings = conversations.read(turns)
-    starts, left = reasons(readings)
-    lost = undelivered(turns)
+    readings, lost = conversations.read(turns), undelivered(turns)
+    starts, left = reasons(readings, lost)
     inner = {before.turn.index for reading in readings if reading.turn.index not in lost for before in _line(reading)[:-1]}
     lines = []
     for reading in readings:

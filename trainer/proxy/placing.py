@@ -11,26 +11,22 @@ from trainer.capture.request import Request
 from trainer.proxy.rendering import Rendering
 
 
-def place(graph: Graph, rendering: Rendering, request: Request) -> tuple[Place, bool]:
-    """Render what is new behind the longest known path; a path that cannot be extended exactly is left for a new branch.
-
-    The second value is True when it was the renderer that would not extend it.
-    """
+def place(graph: Graph, rendering: Rendering, request: Request) -> Place:
+    """Render what is new behind the longest known path; a path that cannot be extended exactly is left for a new branch."""
     match = graph.locate(request)
     graph.returned(request, match)
-    new, stripped = request.messages[match.position :], False
+    new = request.messages[match.position :]
     own = next((i for i, message in enumerate(new) if message.role == "assistant"), len(new))
     if match.turn is not None and own:
         scaffold, sampled = match.turn.ids[: match.turn.scaffold].tolist(), match.turn.sampled.tolist()
         bridged = rendering.bridge(scaffold, sampled, new[:own], request.tools)
         if bridged is not None and own == len(new):
-            return graph.place(request, bridged.ids, bridged.ends, match), False
-        stripped = own == len(new)
+            return graph.place(request, bridged.ids, bridged.ends, match)
         if bridged is not None and rendering.history is History.KEEP:
             spliced = rendering.splice(bridged, _as_sampled(graph, request.messages), request.tools, match.position)
-            return graph.place(request, spliced.ids, spliced.ends, match), False
+            return graph.place(request, spliced.ids, spliced.ends, match)
     rendered = rendering.render(_as_sampled(graph, request.messages), request.tools)
-    return graph.place(request, rendered.ids, rendered.ends, None), stripped
+    return graph.place(request, rendered.ids, rendered.ends, None)
 
 
 def _as_sampled(graph: Graph, messages: Sequence[Message]) -> list[Message]:

@@ -105,7 +105,7 @@ class Session:
     def _take_off(self, request: Request) -> Flight:
         if self.capture.engine_error or self.capture.proxy_error:
             raise _lost()
-        place, stripped = placing.place(self.capture.graph, self._rendering, request)
+        place = placing.place(self.capture.graph, self._rendering, request)
         try:
             room = allowance(self._limits, place, self.capture.policy_turns + len(self._flights), self._sampled)
         except Refusal as refusal:
@@ -116,7 +116,7 @@ class Session:
         limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
         flight = self._flights[request.call] = Flight(request.call, place.end, place.scaffold)
-        task = flight.take_off(self._generate(request, place, sampling, stripped, flight), f"turn of {self.rollout_id}")
+        task = flight.take_off(self._generate(request, place, sampling, flight), f"turn of {self.rollout_id}")
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._land(flight, task))
         return flight
@@ -126,7 +126,7 @@ class Session:
         if self._flights.get(flight.call) is flight:
             del self._flights[flight.call]
 
-    async def _generate(self, request: Request, place: Place, sampling: Sampling, stripped: bool, flight: Flight) -> Turn:
+    async def _generate(self, request: Request, place: Place, sampling: Sampling, flight: Flight) -> Turn:
         first = place.routes_from()
         try:
             generation = await self._engine.generate(self.rollout_id, place.prompt(), sampling, first, flight.take)
@@ -145,7 +145,7 @@ class Session:
             reasoning=parsed.reasoning,
         )
         turn = self._answers[request.call] = self.capture.graph.add_turn(
-            place, message, generation, request, malformed=parsed.malformed, stripped=stripped, spans=generation.spans or None
+            place, message, generation, request, malformed=parsed.malformed, spans=generation.spans or None
         )
         if generation.routes is not None and not store_routes(turn, generation.routes, first):
             self.capture.violations.append(

@@ -169,8 +169,8 @@ def test_the_same_prompt_again_replaces_what_was_lost_and_stands_beside_what_was
 
     capture = play(engine, engine.tokenizer, script)
     assert [(branch.reason, branch.excluded) for branch in capture.branches()] == [
-        (BranchReason.ROOT, Exclusion.UNDELIVERED),
-        (BranchReason.RETRY, None),
+        (BranchReason.RETRY, Exclusion.UNDELIVERED),
+        (BranchReason.ROOT, None),
     ]
 
 

@@ -67,7 +67,7 @@ def turn_of(sampled: list[int], scaffold: list[int]) -> Turn:
     place = graph.place(REQUEST, start + scaffold, [len(start)], None)
     generation = Generation(sampled, [-1.0] * len(sampled), None, "stop", 0)
     message = Message("assistant", parsed.text, calls, reasoning=parsed.reasoning)
-    return graph.add_turn(place, message, generation, REQUEST, malformed=parsed.malformed, stripped=False)
+    return graph.add_turn(place, message, generation, REQUEST, malformed=parsed.malformed)
 
 
 def cut(data: st.DataObject, sampled: list[int]) -> list[list[int]]:
