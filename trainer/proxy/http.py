@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trainer.proxy.limits import MAX_HEAD
 
+LINGER_S = 1
 KEEP_ALIVE_S = 600
 """Longer than an agent's commands take, so that a client does not write into a connection that is being closed."""
 
@@ -41,12 +42,26 @@ class Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
+    refused = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self.refused:
+            super().data_received(data)
+
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP, or has too long a head, has no path and so no dialect: the answer is one in all of them."""
+        """What is no HTTP, or has too long a head, has no path and so no dialect: the answer is one in all of them.
+
+        Closing on unread data would reset the connection and lose the answer, so the rest is read and thrown away for a moment.
+        """
+        self.refused = True
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()
+            return
         body = error_in_all_dialects("invalid_request_error", "this is no HTTP request, or its head is too long").encode()
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        self.transport.close()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
 
 
 def error_in_all_dialects(kind: str, message: str) -> str:
