@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import tempfile
 import time
@@ -11,20 +12,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
+from sandbox.environments.namespace.channel import SandboxError
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.environments.namespace.spec import SandboxSpec
 
+AT_ONCE = 64
+
 
 async def run(n: int, concurrency: int) -> dict[str, Any]:
-    """`n` sandboxes one after the other for the medians (ms of wall clock), then `n` more at `concurrency` for the rate.
+    """`n` sandboxes one after the other for the medians (ms of wall clock), `n` more at `concurrency` for the rate, then AT_ONCE held.
 
-    `cpu_ms` is CPU of the whole cycle create + exec /bin/true + destroy, of this process and everything below it, less an idle spawner's.
+    `cpu_ms_per_cycle` is CPU of create + exec /bin/true + destroy, of this process and everything below it, less an idle spawner's.
+    `mb_each` is the proportional memory of a held sandbox's process 1, None where the kernel does not let us read it. `load` is the
+    machine's load average before and after: a wall clock on a busy machine is an upper bound.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         root = Path(directory)
         tree = root / "tree"
         await asyncio.to_thread(_plant, tree)
+        load = os.getloadavg()[0]
         before = _cpu_s()
         async with Host.open(root / "state"):
             pass
@@ -32,20 +41,26 @@ async def run(n: int, concurrency: int) -> dict[str, Any]:
         begun, before = time.perf_counter(), _cpu_s()
         async with Host.open(root / "state") as host:
             started = time.perf_counter() - begun
-            figures = await _one_by_one(host, tree, n)
+            figures, errors = await _one_by_one(host, tree, n)
             mode, limits = host.mode, host.limits_mode
         cpu = _cpu_s() - before - idle
         async with Host.open(root / "state") as host:
-            rate = await _together(host, tree, n, concurrency)
+            rate, failed = await _together(host, tree, n, concurrency)
+        async with Host.open(root / "state") as host:
+            held, memory = await _held(host, tree)
     return {
         "mode": mode,
         "limits": limits,
         "n": n,
-        "start_ms": round(started * 1e3, 1),
-        **{f"{name}_ms": round(median(values) * 1e3, 2) for name, values in figures.items()},
-        "cpu_ms": round(cpu / n * 1e3, 2),
+        "spawner_start_ms": round(started * 1e3, 1),
+        **{f"{name}_p50_ms": round(median(values) * 1e3, 2) for name, values in figures.items()},
+        "cpu_ms_per_cycle": round(cpu / n * 1e3, 2),
         "concurrency": concurrency,
-        "per_s": round(rate, 1),
+        "cycles_per_s": round(rate, 1),
+        "at_once": held,
+        "mb_each": memory,
+        "errors": errors + failed + (AT_ONCE - held),
+        "load": [round(load, 1), round(os.getloadavg()[0], 1)],
     }
 
 
@@ -54,13 +69,14 @@ def _plant(tree: Path) -> None:
     (tree / "main.py").write_text("print(1)\n")
 
 
-async def _one_by_one(host: Host, tree: Path, n: int) -> dict[str, list[float]]:
-    figures: dict[str, list[float]] = {"create": [], "exec": [], "destroy": []}
+async def _one_by_one(host: Host, tree: Path, n: int) -> tuple[dict[str, list[float]], int]:
+    figures: dict[str, list[float]] = {"ready": [], "exec": [], "destroy": []}
+    errors = 0
     for _ in range(n):
-        sandbox: Sandbox = await _timed(figures["create"], host.create(SandboxSpec(workspace=tree)))
-        await _timed(figures["exec"], sandbox.exec(["/bin/true"]))
+        sandbox: Sandbox = await _timed(figures["ready"], host.create(SandboxSpec(workspace=tree)))
+        errors += (await _timed(figures["exec"], sandbox.exec(["/bin/true"]))).return_code != 0
         await _timed(figures["destroy"], sandbox.destroy())
-    return figures
+    return figures, errors
 
 
 async def _timed[T](figures: list[float], work: Awaitable[T]) -> T:
@@ -70,19 +86,41 @@ async def _timed[T](figures: list[float], work: Awaitable[T]) -> T:
     return result
 
 
-async def _together(host: Host, tree: Path, n: int, concurrency: int) -> float:
-    """Cycles per second."""
+async def _together(host: Host, tree: Path, n: int, concurrency: int) -> tuple[float, int]:
+    """Cycles per second, and cycles that went wrong."""
     turns = asyncio.Semaphore(concurrency)
 
-    async def cycle() -> None:
+    async def cycle() -> bool:
         async with turns:
-            sandbox = await host.create(SandboxSpec(workspace=tree))
-            await sandbox.exec(["/bin/true"])
-            await sandbox.destroy()
+            try:
+                sandbox = await host.create(SandboxSpec(workspace=tree))
+                result = await sandbox.exec(["/bin/true"])
+                await sandbox.destroy()
+            except SandboxError:
+                return False
+            return result.return_code == 0
 
     begun = time.perf_counter()
-    await asyncio.gather(*(cycle() for _ in range(n)))
-    return n / (time.perf_counter() - begun)
+    good = await asyncio.gather(*(cycle() for _ in range(n)))
+    return sum(good) / (time.perf_counter() - begun), good.count(False)
+
+
+async def _held(host: Host, tree: Path) -> tuple[int, float | None]:
+    """How many of AT_ONCE sandboxes were made and ran a command while all others were there, and the memory of each in MB."""
+    made = await asyncio.gather(*(host.create(SandboxSpec(workspace=tree)) for _ in range(AT_ONCE)), return_exceptions=True)
+    alive = [sandbox for sandbox in made if isinstance(sandbox, Sandbox)]
+    memory = await asyncio.to_thread(_memory_mb, host.pid)
+    ran = await asyncio.gather(*(sandbox.exec(["/bin/true"]) for sandbox in alive), return_exceptions=True)
+    await asyncio.gather(*(sandbox.destroy() for sandbox in alive), return_exceptions=True)
+    return sum(not isinstance(result, BaseException) and result.return_code == 0 for result in ran), memory
+
+
+def _memory_mb(spawner: int) -> float | None:
+    try:
+        sizes = [process.memory_full_info().pss for process in psutil.Process(spawner).children(recursive=True)]
+    except psutil.Error:
+        return None
+    return round(median(sizes) / 2**20, 2) if sizes else None
 
 
 def _cpu_s() -> float:
