@@ -14,12 +14,12 @@ from .pack import GroupFacts, Pack, TrialFacts
 
 
 def load_pack(session: Session, run_id: str) -> Pack:
-    """Every ended trial of the run that belongs to a group."""
+    """Every ended trial of the run that belongs to a group and counts."""
     rows = session.execute(
         sa.select(Trial, Group, CaptureRow.turns, CaptureRow.tool_calls)
         .join(Group, (Group.run_id == Trial.run_id) & (Group.group_id == Trial.group_id))
         .outerjoin(CaptureRow, (CaptureRow.run_id == Trial.run_id) & (CaptureRow.trial_id == Trial.trial_id))
-        .where(Trial.run_id == run_id, Trial.kind != "")
+        .where(Trial.run_id == run_id, Trial.kind != "", Group.phase != Phase.SUPERSEDED)
         .order_by(Group.step, Group.group_id, Trial.sample, Trial.trial_id)
     ).all()
     found: dict[Phase, list[GroupFacts]] = {Phase.TRAIN: [], Phase.EVAL: []}

@@ -23,13 +23,14 @@ from ..schemas.events import (
     GroupBody,
     LogBody,
     OutcomeBody,
+    ResumedBody,
     RunStateBody,
     StageTimingBody,
     StepBody,
     TrialBody,
 )
-from ..schemas.outcome import Fault, Scored, Stage
-from ..schemas.states import RUN_TRANSITIONS, TERMINAL_RUN_STATES, TERMINAL_TRIAL_STATES, TRIAL_TRANSITIONS, RunState, TrialState
+from ..schemas.outcome import Cause, Fault, Scored, Stage
+from ..schemas.states import RUN_TRANSITIONS, TERMINAL_RUN_STATES, TERMINAL_TRIAL_STATES, TRIAL_TRANSITIONS, Phase, RunState, TrialState
 
 ORDER = {stage: n for n, stage in enumerate(Stage)}
 
@@ -66,6 +67,8 @@ class Projection:
         match event.body:
             case RunStateBody() as body:
                 self._run_state(body)
+            case ResumedBody() as body:
+                self._resumed(event, body)
             case StepBody() as body:
                 self._once(StepDone, (body.step,), f"step {body.step}", step=body.step, time=event.time)
                 self._metrics(body.step, body.metrics, {})
@@ -98,6 +101,27 @@ class Projection:
             self._run.state = body.state
         elif body.state is not self._run.state and self._run.state not in TERMINAL_RUN_STATES:
             raise _Problem(f"the run is {self._run.state} and cannot become {body.state}")
+
+    def _resumed(self, event: Event, body: ResumedBody) -> None:
+        """Results of later steps go, their trials stay as superseded. So does an evaluation of this very step that was not finished."""
+        run_id, session = self._run.run_id, self._session
+        session.flush()
+        for model in (StepDone, EvaluationDone, Metric):
+            session.execute(sa.delete(model).where(model.run_id == run_id, model.step > body.step))
+        evaluated = session.get(EvaluationDone, (run_id, body.step)) is not None
+        lost_evaluation = Group.step > body.step if evaluated else Group.step >= body.step
+        lost = sa.or_(
+            sa.and_(Group.phase == Phase.TRAIN, Group.step > body.step),
+            sa.and_(Group.phase == Phase.EVAL, lost_evaluation),
+        )
+        groups = session.scalars(sa.select(Group).where(Group.run_id == run_id, lost)).all()
+        for group in groups:
+            group.phase = Phase.SUPERSEDED
+        ids = [group.group_id for group in groups]
+        for trial in session.scalars(sa.select(Trial).where(Trial.run_id == run_id, Trial.group_id.in_(ids), Trial.kind == "")):
+            trial.kind, trial.cause, trial.failed_stage = TrialState.FAILED, Cause.CANCELLED, trial.stage
+            trial.detail, trial.finished = "the trainer died, and the step was done again", event.time
+            _show(trial)
 
     def _started_running(self) -> None:
         if self._run.state is RunState.STARTING:

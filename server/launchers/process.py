@@ -56,6 +56,7 @@ class ProcessLauncher:
             runner=[str(self._settings.sandbox_python), *self._settings.runner_args, "--run-dir", str(run.root)],
             trainer=[str(self._settings.trainer_python), *self._settings.trainer_args, "--run-dir", str(run.root)],
             stop_grace_s=self._settings.stop_grace_s,
+            trainer_restarts=spec.trainer.checkpoint.restarts,
         )
         try:
             with self._db.write() as session:

@@ -1,7 +1,8 @@
 """One small process per run: `python -m server.launchers.supervisor --run-dir DIR`.
 
-It starts the runner and the trainer, each in its own process group, restarts a runner that died, ends the runner when the trainer has
-ended, and writes exit.json last. It knows nothing of the server and outlives it. SIGTERM stops the run.
+It starts the runner and the trainer, each in its own process group, restarts a runner that died and a trainer that left a checkpoint,
+ends the runner when the trainer has ended, and writes exit.json last. It knows nothing of the server and outlives it. SIGTERM stops the
+run.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ TAIL_LINES = 40
 QUICK_DEATH_S = 60
 MAX_QUICK_DEATHS = 5
 BACKOFF_S = 0.5
+FINAL = 2
+"""Exit code of a trainer that would end the same way again: too many failed trials, a wrong model path, wrong usage."""
 
 log = logging.getLogger("supervisor")
 
@@ -37,6 +40,8 @@ class LaunchFile(BaseModel):
     runner: list[str]
     trainer: list[str]
     stop_grace_s: float
+    trainer_restarts: int = 0
+    """How often a trainer that died may be started again."""
 
 
 class Supervisor:
@@ -45,6 +50,7 @@ class Supervisor:
         self._launch = LaunchFile.model_validate_json(run.launch_file.read_bytes())
         self._stopping = False
         self._restarts = 0
+        self._trainer_restarts = 0
         self._quick_deaths = 0
 
     def stop(self) -> None:
@@ -56,7 +62,12 @@ class Supervisor:
             exit = self._supervise()
         except OSError as error:  # an interpreter that is not there, a full disk
             exit = ExitFile(
-                trainer=None, runner_restarts=self._restarts, stopped=False, tail=[], reason=f"a process cannot be run: {error}"
+                trainer=None,
+                runner_restarts=self._restarts,
+                trainer_restarts=self._trainer_restarts,
+                stopped=False,
+                tail=[],
+                reason=f"a process cannot be run: {error}",
             )
         kill_marked(f"{self._launch.run_id}/runner")
         kill_marked(f"{self._launch.run_id}/trainer")
@@ -67,7 +78,12 @@ class Supervisor:
         runner = self._start("runner", self._launch.runner)
         trainer = self._start("trainer", self._launch.trainer)
         runner_started, reason = time.monotonic(), ""
-        while trainer.poll() is None and not self._stopping:
+        while not self._stopping:
+            if trainer.poll() is not None:
+                if not self._resumable(trainer.returncode):
+                    break
+                runner, trainer = self._resume(runner, trainer.returncode)
+                runner_started = time.monotonic()
             time.sleep(POLL_S)
             if runner.poll() is None or trainer.poll() is not None:
                 continue
@@ -89,10 +105,25 @@ class Supervisor:
         return ExitFile(
             trainer=code,
             runner_restarts=self._restarts,
+            trainer_restarts=self._trainer_restarts,
             stopped=stopped,
             tail=self._tail("trainer", TAIL_LINES) if code else [],
             reason=reason,
         )
+
+    def _resumable(self, code: int) -> bool:
+        """Whether a trainer that ended with `code` would do better from its last checkpoint."""
+        return code not in (0, FINAL) and self._trainer_restarts < self._launch.trainer_restarts and self._run.latest_checkpoint.exists()
+
+    def _resume(self, runner: subprocess.Popen[bytes], code: int) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+        """Both anew: trials of the dead trainer would hold their sandboxes until their harnesses give up."""
+        self._trainer_restarts += 1
+        log.warning("the trainer ended with exit code %s, going on from its last checkpoint", code)
+        self._end(runner, "runner")
+        self._clear_runner()
+        kill_marked(f"{self._launch.run_id}/trainer")
+        attempt = ["--attempt", str(self._trainer_restarts + 1)]
+        return self._start("runner", self._launch.runner), self._start("trainer", [*self._launch.trainer, *attempt])
 
     def _start(self, role: str, command: list[str]) -> subprocess.Popen[bytes]:
         # Without byte code on disk every worker of the trainer compiles thousands of modules again.

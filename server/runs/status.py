@@ -17,6 +17,7 @@ def run_summaries(session: Session, run_id: str | None = None) -> list[RunSummar
     """All runs, newest first, or the one with this id (an empty list when there is none)."""
     trials = (
         sa.select(Trial.run_id, sa.func.count().label("all"), sa.func.count().filter(Trial.kind == "failed").label("failed"))
+        .where(_counts())
         .group_by(Trial.run_id)
         .subquery()
     )
@@ -75,7 +76,10 @@ def run_spec(session: Session, run: Run) -> RunSpec:
 def forming_step(session: Session, run: Run) -> StepForming | None:
     """The newest step or evaluation that has groups but no result yet."""
     newest = session.execute(
-        sa.select(Group.step, Group.phase).where(Group.run_id == run.run_id).order_by(Group.time.desc(), Group.step.desc()).limit(1)
+        sa.select(Group.step, Group.phase)
+        .where(Group.run_id == run.run_id, Group.phase != Phase.SUPERSEDED)
+        .order_by(Group.time.desc(), Group.step.desc())
+        .limit(1)
     ).first()
     if newest is None or run.finished is not None:
         return None
@@ -130,6 +134,12 @@ def step_rows(session: Session, run_id: str) -> list[StepRow]:
     return [StepRow(step=row.step, time=row.time, metrics=metrics.get(row.step, {})) for row in steps]
 
 
+def _counts() -> sa.ColumnElement[bool]:
+    """Trials of steps that were not lost with a trainer and done again."""
+    group = (Group.run_id == Trial.run_id, Group.group_id == Trial.group_id, Group.phase == Phase.SUPERSEDED)
+    return ~sa.exists().where(*group)
+
+
 def _share(step: int, successes: int, n: int) -> Point:
     low, high = wilson(successes, n)
     return Point(step=step, value=successes / n if n else 0.0, n=n, low=low, high=high)
@@ -139,7 +149,7 @@ def _outcomes(session: Session, run_id: str) -> dict[str, int]:
     """Termination of scored trials and cause of failed ones → count."""
     label = sa.func.coalesce(Trial.termination, Trial.cause)
     rows = session.execute(
-        sa.select(label, sa.func.count()).where(Trial.run_id == run_id, Trial.kind != "").group_by(label).order_by(label)
+        sa.select(label, sa.func.count()).where(Trial.run_id == run_id, Trial.kind != "", _counts()).group_by(label).order_by(label)
     )
     return {name: count for name, count in rows}
 

@@ -25,6 +25,15 @@ class RunStateBody(_Body):
     reason: str = ""
 
 
+class ResumedBody(_Body):
+    """A trainer that died was started again from the checkpoint after `step` updates, for the `attempt`-th time in all. What was
+    reported of later steps is superseded."""
+
+    type: Literal["resumed"] = "resumed"
+    step: Count
+    attempt: Count
+
+
 class StepBody(_Body):
     """A finished optimizer step. Metric names follow verl's (`actor/grad_norm`, `training/rollout_actor_probs_pearson_corr`)."""
 
@@ -116,7 +125,17 @@ class LogBody(_Body):
 
 
 EventBody = Annotated[
-    RunStateBody | StepBody | EvaluationBody | GroupBody | TrialBody | OutcomeBody | StageTimingBody | CaptureBody | FindingBody | LogBody,
+    RunStateBody
+    | ResumedBody
+    | StepBody
+    | EvaluationBody
+    | GroupBody
+    | TrialBody
+    | OutcomeBody
+    | StageTimingBody
+    | CaptureBody
+    | FindingBody
+    | LogBody,
     Field(discriminator="type"),
 ]
 

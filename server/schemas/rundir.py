@@ -11,7 +11,7 @@ spool/              events not yet acknowledged by the server
 tasks/{split}/      generated Harbor task directories
 captures/           CaptureRecord (.json) and capture file (.npz, server.schemas.capturefile) per trial
 trials/             Harbor's own trial directories
-checkpoints/        final weights
+checkpoints/        global_step_N of verl, latest.json (CheckpointFile), final: the weights after the last step
 ```
 """
 
@@ -53,10 +53,21 @@ class ExitFile(_File):
 
     trainer: int | None
     runner_restarts: int
+    trainer_restarts: int = 0
     stopped: bool
     tail: list[str]
     reason: str = ""
     """Why the supervisor ended the trainer, when it did without being asked to."""
+
+
+class CheckpointFile(_File):
+    """Written when everything of the checkpoint after `step` updates is on disk, so it always names a whole one. `metrics` are those of
+    the step, should its event be lost."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    step: int
+    metrics: dict[str, float]
 
 
 class RunDir:
@@ -75,6 +86,7 @@ class RunDir:
         self.captures = root / "captures"
         self.trials = root / "trials"
         self.checkpoints = root / "checkpoints"
+        self.latest_checkpoint = self.checkpoints / "latest.json"
 
     def load(self) -> RunFile:
         """The run file; raises FileNotFoundError when the directory is no run's."""

@@ -166,6 +166,16 @@ class Evaluation(_Section):
     rollouts: int = Field(default=96, ge=1)
 
 
+class Checkpoint(_Section):
+    """What a trainer that died goes on from. `every`: steps between checkpoints; 0: the weights after the last step only, and a trainer
+    that dies ends the run. The newest `keep` are kept."""
+
+    every: int = Field(default=0, ge=0)
+    keep: int = Field(default=2, ge=1)
+    restarts: int = Field(default=3, ge=0)
+    """How often the trainer is started again before the run fails."""
+
+
 class Trainer(_Section):
     steps: int = Field(default=12, ge=1, le=1_000_000)
     seed: Seed = 0
@@ -177,6 +187,7 @@ class Trainer(_Section):
     start: Literal["plain", "warm_fork"] = "plain"
     """`warm_fork`: workers are forked from one process that has imported the stack; `plain` is the fallback."""
     evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
 
 
 class Monitors(_Section):

@@ -36,7 +36,7 @@ class Reporter:
         self._url = f"{url.rstrip('/')}/api/runs/{run_id}/events"
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self._lock = threading.Lock()
-        self._pending = _read(self.path)
+        self._pending = read_spool(self.path)
         self._seq = self._pending[-1].seq if self._pending else 0
         self._file = self.path.open("ab", buffering=0)
         self._unwritten = b""
@@ -91,7 +91,7 @@ class Reporter:
                     self._pending = [event for event in self._pending if event.seq > stored]
 
 
-def _read(path: Path) -> list[Event]:
+def read_spool(path: Path) -> list[Event]:
     """Events in a spool file; a last line cut by a crash is dropped from the file."""
     if not path.exists():
         return []

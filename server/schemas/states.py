@@ -47,7 +47,9 @@ TERMINAL_TRIAL_STATES = frozenset(s for s, after in TRIAL_TRANSITIONS.items() if
 
 
 class Phase(StrEnum):
-    """What a trial is for: a training rollout or a held-out evaluation."""
+    """What a trial is for: a training rollout or a held-out evaluation. `superseded`: its step was lost with a trainer that died and was
+    done again; no figure counts it."""
 
     TRAIN = "train"
     EVAL = "eval"
+    SUPERSEDED = "superseded"

@@ -16,17 +16,28 @@ import psutil
 import pytest
 
 from server.schemas.capture import CaptureRecord
-from server.schemas.events import CaptureBody, EvaluationBody, EventBody, GroupBody, OutcomeBody, RunStateBody, StepBody, TrialBody
+from server.schemas.events import (
+    CaptureBody,
+    EvaluationBody,
+    EventBody,
+    GroupBody,
+    OutcomeBody,
+    ResumedBody,
+    RunStateBody,
+    StepBody,
+    TrialBody,
+)
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.rundir import RunDir, RunFile, write_atomic
-from server.schemas.runspec import Algorithm, Data, Evaluation, Harness, Model, Rollout, RunSpec, Trainer
-from server.schemas.states import RunState
+from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Trainer
+from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import FakeRunner, scored
 from tests.trainer.support.fake_runner import Harness as Client
 from tests.trainer.support.fake_server import FakeServer
 from tests.trainer.support.tiny_policy import save_policy
 from trainer.capture.file import from_bytes
+from trainer.launch import FINAL
 
 pytestmark = pytest.mark.slow
 
@@ -96,9 +107,9 @@ def prepare(world: World, policy: Path, **changes: object) -> RunSpec:
     return spec
 
 
-def start(world: World) -> subprocess.Popen[str]:
+def start(world: World, *options: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-m", "trainer.launch", "--run-dir", str(world.run.root)]
+    command = [sys.executable, "-m", "trainer.launch", "--run-dir", str(world.run.root), *options]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -205,7 +216,7 @@ def test_too_many_failures_stop_the_run_with_one_line(world: World, policy: Path
     prepare(world, policy)
     launched = start(world)
     output, _ = launched.communicate(timeout=250)
-    assert launched.returncode == 1
+    assert launched.returncode == FINAL
     states = of(world.server.bodies(), RunStateBody)
     assert [state.state for state in states] == [RunState.RUNNING, RunState.FAILED]
     assert states[-1].reason.startswith("TooManyFailures: 4 of 4 trials of the evaluation after step 0 failed (image 4), more than")
@@ -224,4 +235,40 @@ def test_sigterm_ends_everything(world: World, policy: Path) -> None:
     os.killpg(launched.pid, signal.SIGTERM)  # as the supervisor does
     launched.communicate(timeout=60)
     assert launched.returncode == 128 + signal.SIGTERM
+    assert left_behind(world) == []
+
+
+def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path) -> None:
+    """Killed in the evaluation after step 2, behind the checkpoint and before the event of the step: nothing of steps 1 and 2 is lost."""
+    trainer = Trainer(steps=3, start="warm_fork", evaluation=Evaluation(rollouts=4, every=2), checkpoint=Checkpoint(every=1))
+    prepare(world, policy, trainer=trainer)
+    launched = start(world)
+    while not any(group.phase is Phase.EVAL and group.step == 2 for group in of(world.server.bodies(), GroupBody)):
+        assert launched.poll() is None
+        time.sleep(0.02)
+    kill_everything(world)
+    launched.communicate(timeout=20)
+    assert [step.step for step in of(world.server.bodies(), StepBody)] == [1]
+
+    world.runner.requests.clear()
+    again = start(world, "--attempt", "2")
+    output, _ = again.communicate(timeout=250)
+    assert again.returncode == 0, output
+    assert left_behind(world) == []
+    bodies = world.server.bodies()
+    assert of(bodies, ResumedBody) == [ResumedBody(step=2, attempt=2)]
+    steps = of(bodies, StepBody)
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert [done.step for done in of(bodies, EvaluationBody)] == [0, 2, 3]
+    assert {request.trial_id[:6] for request in world.runner.requests} == {"e002r2", "s003r2", "e003r2"}
+    assert steps[1].metrics["lego/optimizer_steps"] == 4 and steps[2].metrics["training/rollout_actor_probs_pearson_corr"] >= 0.999
+    assert sorted(path.name for path in world.run.checkpoints.glob("global_step_*")) == ["global_step_2", "global_step_3"]  # `keep` is 2
+    assert (world.run.checkpoints / "final").resolve().parts[-3:] == ("global_step_3", "actor", "huggingface")
+
+
+def kill_everything(world: World) -> None:
+    mark = str(world.run.root)
+    for process in psutil.process_iter(["cmdline"]):
+        if any(mark in word for word in process.info["cmdline"] or []):
+            process.kill()
     assert left_behind(world) == []

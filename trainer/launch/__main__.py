@@ -12,7 +12,9 @@ from .driver import launch
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch", description="Train the run that a run directory describes.")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory that holds run.json")
-    return launch(parser.parse_args().run_dir)
+    parser.add_argument("--attempt", type=int, default=1, help="from 2 on: go on from the last checkpoint")
+    options = parser.parse_args()
+    return launch(options.run_dir, options.attempt)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,10 @@ class Place:
     ray_temp: Path
     py_executable: Path | None = None
     """Stand-in for the interpreter that forks workers from the zygote; None starts them plainly."""
+    attempt: int = 1
+    """How often the trainer was started."""
+    step: int = 0
+    """Updates in the checkpoint that a later attempt goes on from."""
 
 
 def overrides(spec: RunSpec, place: Place) -> list[str]:
@@ -37,9 +41,14 @@ def overrides(spec: RunSpec, place: Place) -> list[str]:
 
 
 def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
-    steps = spec.trainer.steps
-    return {
+    steps, checkpoint = spec.trainer.steps, spec.trainer.checkpoint
+    resume = {"trainer.resume_mode": "disable"}
+    if place.step:
+        folder = place.run.checkpoints / f"global_step_{place.step}"
+        resume = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(folder)}
+    return resume | {
         "+lego.run_dir": str(place.run.root),
+        "+lego.attempt": place.attempt,
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "lego_sync",
         "trainer.device": spec.trainer.device,
@@ -50,10 +59,9 @@ def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
         "trainer.logger": ["console"],
         "trainer.total_training_steps": steps,
         "trainer.total_epochs": steps,  # an epoch has at least one step
-        "trainer.val_before_train": True,
+        "trainer.val_before_train": not place.step,
         "trainer.test_freq": spec.trainer.evaluation.every or steps,
-        "trainer.save_freq": steps,
-        "trainer.resume_mode": "disable",
+        "trainer.save_freq": checkpoint.every or steps,
         "trainer.default_local_dir": str(place.run.checkpoints),
     }
 
@@ -104,7 +112,7 @@ def _actor(spec: RunSpec) -> dict[str, Any]:
         "optim.weight_decay": trainer.weight_decay,
         "optim.clip_grad": trainer.grad_clip,
         "optim.lr_scheduler_type": "constant",
-        "checkpoint.save_contents": ["hf_model"],
+        "checkpoint.save_contents": ["hf_model", *(["model", "optimizer", "extra"] if trainer.checkpoint.every else [])],
     }
     return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | {
         "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",

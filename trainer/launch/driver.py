@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from server.schemas.events import RunStateBody
-from server.schemas.rundir import RunDir, RunFile
+from server.schemas.rundir import CheckpointFile, RunDir, RunFile
 from server.schemas.runspec import Kind, RunSpec
 from server.schemas.spool import Reporter
 from server.schemas.states import RunState
@@ -27,7 +27,7 @@ from server.schemas.tasks import TRAIN
 from trainer.policies import PREFIX, resolve
 from trainer.rollout.tasks import read_index
 
-from . import PROGRESS_LOG, environment, zygote
+from . import FAILED, FINAL, PROGRESS_LOG, TERMINATED, FinalError, environment, zygote
 from .config import Place, overrides
 
 RUNNER_S = 180
@@ -36,50 +36,47 @@ LONGEST_TEMP = 40
 """Ray puts sockets some 65 characters below its temporary directory, and a socket's path has at most 107."""
 
 
-class LaunchError(Exception):
-    """The run cannot start or did not finish; the message says why and what to do."""
-
-
-def launch(root: Path) -> int:
-    """Run to the end; 0 when all steps were done. A failure is printed, reported and returned as 1, a termination as 143."""
+def launch(root: Path, attempt: int = 1) -> int:
+    """Run to the end, a later attempt from the last checkpoint; 0 when all steps were done. What ends the run is printed and reported."""
     run = RunDir(root.resolve())
     try:
         file = run.load()
     except (OSError, ValueError) as error:
         print(f"failed: {run.run_file} cannot be read: {error}", file=sys.stderr)
-        return 1
+        return FINAL
     run.logs.mkdir(exist_ok=True)
     signal.signal(signal.SIGTERM, _terminate)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     try:
         with _noise_to(run.logs / "verl.log"):
             try:
-                _train(run, file, out)
+                _train(run, file, attempt, out)
             except Exception:
                 traceback.print_exc()
                 raise
-    except LaunchError as error:
-        return _failed(run, file, str(error), out)
+    except FinalError as error:
+        return _failed(run, file, str(error), out, FINAL)
     except SystemExit:
         print("terminated", file=out)
-        return 128 + signal.SIGTERM
+        return TERMINATED
     except Exception as error:  # noqa: BLE001 whatever stopped verl becomes the run's reason; the traceback is in verl.log
-        return _failed(run, file, _reason(error), out)
+        ended_on_purpose = isinstance(getattr(error, "cause", None), FinalError)
+        return _failed(run, file, _reason(error), out, FINAL if ended_on_purpose else FAILED)
     print(f"done: {file.spec.trainer.steps} steps, weights in {run.checkpoints / 'final'}", file=out)
     return 0
 
 
-def _train(run: RunDir, file: RunFile, out: TextIO) -> None:
+def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     spec = file.spec
     if spec.kind is not Kind.TRAIN:
-        raise LaunchError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train'")
+        raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train'")
     model = _model(spec.model.path)
     environment.apply()
     warm = spec.trainer.start == "warm_fork"
     if warm and (reason := zygote.obstacle()):
         print(f"warm_fork is not available ({reason}): starting plainly", file=sys.stderr)
         warm = False
-    with _ray_temp(run) as temp, contextlib.ExitStack() as stack:
+    with _ray_temp(run, attempt) as temp, contextlib.ExitStack() as stack:
         executable = None
         if warm:
             zygote.preload()
@@ -90,7 +87,8 @@ def _train(run: RunDir, file: RunFile, out: TextIO) -> None:
         stack.enter_context(_followed(run.logs / PROGRESS_LOG, out))  # starts a thread, so it comes after the fork
         _wait_for_runner(run)
         _check_tasks(run, spec)
-        _drive(file, Place(run, file.run_id, model, temp, executable))
+        step = _last_step(run) if attempt > 1 else 0
+        _drive(file, Place(run, file.run_id, model, temp, executable, attempt, step))
 
 
 def _drive(file: RunFile, place: Place) -> None:
@@ -109,11 +107,20 @@ def _drive(file: RunFile, place: Place) -> None:
     _link_final_weights(place.run, file.spec.trainer.steps)
 
 
+def _last_step(run: RunDir) -> int:
+    """The number of updates in the last whole checkpoint."""
+    try:
+        return CheckpointFile.model_validate_json(run.latest_checkpoint.read_bytes()).step
+    except (OSError, ValueError) as error:
+        raise FinalError(f"there is no checkpoint to go on from: {run.latest_checkpoint}: {error}") from error
+
+
 def _link_final_weights(run: RunDir, steps: int) -> None:
     """`checkpoints/final` names the weights after the last step; that they are there proves that it was done."""
     weights = run.checkpoints / f"global_step_{steps}" / "actor" / "huggingface"
     if not (weights / "model.safetensors").is_file():
-        raise LaunchError(f"verl ended without its last step: see {run.logs / 'verl.log'}")
+        raise FinalError(f"verl ended without its last step: see {run.logs / 'verl.log'}")
+    (run.checkpoints / "final").unlink(missing_ok=True)
     (run.checkpoints / "final").symlink_to(weights.relative_to(run.checkpoints))
 
 
@@ -121,9 +128,9 @@ def _model(name: str) -> Path:
     try:
         path = resolve(name) if name.startswith(PREFIX) else Path(name)
     except ValueError as error:
-        raise LaunchError(f"model.path: {error}") from error
+        raise FinalError(f"model.path: {error}") from error
     if not (path / "config.json").is_file():
-        raise LaunchError(f"model.path {name!r} is no checkpoint directory: {path / 'config.json'} does not exist")
+        raise FinalError(f"model.path {name!r} is no checkpoint directory: {path / 'config.json'} does not exist")
     return path
 
 
@@ -131,22 +138,23 @@ def _wait_for_runner(run: RunDir) -> None:
     deadline = time.monotonic() + RUNNER_S
     while not run.runner_file.exists():
         if time.monotonic() > deadline:
-            raise LaunchError(f"the sandbox runner did not write {run.runner_file} within {RUNNER_S} s: see its log in {run.logs}")
+            raise FinalError(f"the sandbox runner did not write {run.runner_file} within {RUNNER_S} s: see its log in {run.logs}")
         time.sleep(0.05)
 
 
 def _check_tasks(run: RunDir, spec: RunSpec) -> None:
     tasks = len(read_index(run.tasks / TRAIN / "index.jsonl"))
     if tasks < spec.rollout.tasks_per_step:
-        raise LaunchError(
+        raise FinalError(
             f"a step needs {spec.rollout.tasks_per_step} tasks but there are only {tasks}: lower rollout.tasks_per_step or add tasks"
         )
 
 
 @contextlib.contextmanager
-def _ray_temp(run: RunDir) -> Iterator[Path]:
-    """Ray's temporary directory lies in the run's; a run too deep for a socket path gets a short link to it."""
-    home = run.root / "ray"
+def _ray_temp(run: RunDir, attempt: int) -> Iterator[Path]:
+    """Ray's temporary directory lies in the run's; a run too deep for a socket path gets a short link to it. Each attempt has its own: the
+    sockets of a killed one are still there."""
+    home = run.root / ("ray" if attempt == 1 else f"ray-{attempt}")
     home.mkdir(mode=0o700, exist_ok=True)
     if len(str(home)) <= LONGEST_TEMP:
         yield home
@@ -208,10 +216,10 @@ def _reason(error: Exception) -> str:
     return f"{type(cause).__name__}: {text.splitlines()[-1] if text else 'no message'}"
 
 
-def _failed(run: RunDir, file: RunFile, reason: str, out: TextIO) -> int:
+def _failed(run: RunDir, file: RunFile, reason: str, out: TextIO, code: int) -> int:
     """The trainer's process has ended, so its spool is free to be written on."""
     print(f"failed: {reason}", file=out)
     reporter = Reporter(file.server_url, file.run_id, file.event_token, "trainer", run.spool)
     reporter.report(RunStateBody(state=RunState.FAILED, reason=reason))
     reporter.close()
-    return 1
+    return code

@@ -14,6 +14,16 @@ LONGEST_TASK = 80
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What decides the groups of a run beside step and task. `attempt` counts the starts of the trainer: a step that was lost with one
+    is played again under new ids."""
+
+    harnesses: Sequence[Harness]
+    seed: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """`size` rollouts of one (task, harness). `uid` is verl's name of the prompt, empty in an evaluation."""
 
@@ -29,14 +39,15 @@ class Group:
         return f"{self.group_id}-{sample}" if attempt == 1 else f"{self.group_id}-{sample}.{attempt}"
 
 
-def make_group(harnesses: Sequence[Harness], seed: int, phase: Phase, step: int, task: str, size: int, uid: str = "") -> Group:
+def make_group(plan: Plan, phase: Phase, step: int, task: str, size: int, uid: str = "") -> Group:
     """`step` is the optimizer step being prepared (train) or the number of steps done (eval).
 
     An evaluation draws the harness without the step, so that all evaluations of a run compare the same pairs.
     """
     drawn_at = step if phase is Phase.TRAIN else 0
-    harness = draw_harness(harnesses, seed, drawn_at, task)
-    return Group(f"{'s' if phase is Phase.TRAIN else 'e'}{step:03d}-{_short(task)}", step, phase, task, harness.name, size, uid)
+    harness = draw_harness(plan.harnesses, plan.seed, drawn_at, task)
+    again = f"r{plan.attempt}" if plan.attempt > 1 else ""
+    return Group(f"{'s' if phase is Phase.TRAIN else 'e'}{step:03d}{again}-{_short(task)}", step, phase, task, harness.name, size, uid)
 
 
 def evaluation_sizes(tasks: Sequence[str], rollouts: int) -> list[tuple[str, int]]:

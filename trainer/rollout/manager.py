@@ -18,13 +18,13 @@ import transfer_queue as tq
 import uvloop
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from server.schemas.events import GroupBody, RunStateBody
-from server.schemas.rundir import RunDir
-from server.schemas.spool import Reporter
+from server.schemas.events import EvaluationBody, FindingBody, GroupBody, ResumedBody, RunStateBody, StepBody
+from server.schemas.rundir import CheckpointFile, RunDir
+from server.schemas.spool import Reporter, read_spool
 from server.schemas.states import Phase, RunState
 from server.schemas.tasks import HELD_OUT
 
-from .groups import Group, evaluation_sizes, make_group
+from .groups import Group, Plan, evaluation_sizes, make_group
 from .limits import gate_rule
 from .rows import agent_loop_outputs, fields_and_tag, row_key, trained_samples
 from .runner_client import RunnerClient
@@ -48,9 +48,11 @@ class PlayedGroup:
 class RolloutManager:
     """One per run. Its public methods are called from verl's thread, everything else happens on the loop."""
 
-    def __init__(self, run: RunDir, llm_client: Any, model: Path) -> None:
+    def __init__(self, run: RunDir, llm_client: Any, model: Path, attempt: int) -> None:
         file = run.load()
         self.spec = file.spec
+        self._plan = Plan(self.spec.harnesses, self.spec.trainer.seed, attempt)
+        self._run, self._attempt = run, attempt
         self.reporter = Reporter(file.server_url, file.run_id, file.event_token, "trainer", run.spool)
         self._loop = uvloop.new_event_loop()  # a fifth less CPU for each call of the proxy
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
@@ -65,20 +67,35 @@ class RolloutManager:
     @classmethod
     def create(cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None) -> Self:
         """verl's contract. The rewards come with the rollouts and there is no teacher."""
-        return cls(RunDir(Path(config.lego.run_dir)), llm_client, Path(config.actor_rollout_ref.model.path))
+        return cls(RunDir(Path(config.lego.run_dir)), llm_client, Path(config.actor_rollout_ref.model.path), int(config.lego.attempt))
 
-    def begin(self) -> None:
-        """Say that the run is under way."""
+    def begin(self, step: int) -> bool:
+        """Say that the run is under way after `step` updates. False when the evaluation that is due after them has not been reported.
+
+        A trainer that dies right behind a checkpoint takes the step's event with it; the checkpoint has its metrics.
+        """
+        if self._attempt == 1:
+            self.reporter.report(RunStateBody(state=RunState.RUNNING))
+            return True
+        before = [event.body for event in read_spool(self._run.spool / "trainer.jsonl")]
+        title = f"The trainer died and goes on from the checkpoint after step {step} (start {self._attempt})"
+        self.reporter.report(ResumedBody(step=step, attempt=self._attempt))
+        self.reporter.report(FindingBody(detector="trainer_restarted", title=title, step=step))
         self.reporter.report(RunStateBody(state=RunState.RUNNING))
+        if not any(isinstance(body, StepBody) and body.step == step for body in before):
+            latest = CheckpointFile.model_validate_json(self._run.latest_checkpoint.read_bytes())
+            self.reporter.report(StepBody(step=step, metrics=latest.metrics))
+        every, steps = self.spec.trainer.evaluation.every, self.spec.trainer.steps
+        due = step == steps or (every > 0 and step % every == 0)
+        return not due or any(isinstance(body, EvaluationBody) and body.step == step for body in before)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Start the groups of a step; does not wait."""
         step = int(prompts["global_steps"])
         self._loop.call_soon_threadsafe(self._proxy.set_version, step - 1)
-        size, seed, harnesses = self.spec.rollout.group_size, self.spec.trainer.seed, self.spec.harnesses
+        size = self.spec.rollout.group_size
         groups = [
-            make_group(harnesses, seed, Phase.TRAIN, step, task, size, uid)
-            for uid, task in zip(prompts["uid"], prompts["task"], strict=True)
+            make_group(self._plan, Phase.TRAIN, step, task, size, uid) for uid, task in zip(prompts["uid"], prompts["task"], strict=True)
         ]
         self._step = asyncio.run_coroutine_threadsafe(self._play_step(groups), self._loop)
 
@@ -100,8 +117,7 @@ class RolloutManager:
         """Held-out rollouts with the weights after `step` updates."""
         self._loop.call_soon_threadsafe(self._proxy.set_version, step)
         sizes = evaluation_sizes(self._held_out, self.spec.trainer.evaluation.rollouts)
-        seed, harnesses = self.spec.trainer.seed, self.spec.harnesses
-        groups = [make_group(harnesses, seed, Phase.EVAL, step, task, size) for task, size in sizes]
+        groups = [make_group(self._plan, Phase.EVAL, step, task, size) for task, size in sizes]
         return self._call(self._play_all(groups))
 
     def close(self) -> None:

@@ -34,9 +34,14 @@ class ReportingSink:
     def log(self, data: dict[str, Any], step: int) -> None:
         if step == 0:
             return
-        metrics = {name: float(value) for name, value in data.items() if isinstance(value, Real)}
+        metrics = numbers(data)
         self._reporter.report(StepBody(step=step, metrics=metrics))
         self._say(step_line(metrics, step, self._steps))
+
+
+def numbers(data: dict[str, Any]) -> dict[str, float]:
+    """verl mixes texts and tables into its metrics."""
+    return {name: float(value) for name, value in data.items() if isinstance(value, Real)}
 
 
 def step_line(metrics: dict[str, float], step: int, steps: int) -> str:

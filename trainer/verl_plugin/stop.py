@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from server.schemas.outcome import Failed
+from trainer.launch import FinalError
 from trainer.rollout.manager import PlayedGroup
 
 
-class TooManyFailures(Exception):
+class TooManyFailures(FinalError):
     """The share of failed trials exceeds `monitors.failed_share`."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +20,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from server.schemas.events import EvaluationBody
-from server.schemas.rundir import RunDir
+from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
 from trainer.launch import PROGRESS_LOG
 from trainer.rollout.manager import PlayedGroup, RolloutManager
 
-from .metrics import LogProbs, ReportingSink, fidelity_metrics, update_metrics
+from .metrics import LogProbs, ReportingSink, fidelity_metrics, numbers, update_metrics
 from .stop import check_failures
 from .update import StepUpdate, left_rows, plan_update, row_owners
 from .worker import CpuWorker
@@ -39,6 +40,8 @@ class LegoSync(PPOTrainerSync):
         self.replay_buffer = self._build_replay_buffer()
         self._run = RunDir(Path(config.lego.run_dir))
         self._spec = self._run.load().spec
+        self._metrics: dict[str, float] = {}
+        """Of the step under way."""
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -47,8 +50,11 @@ class LegoSync(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(CpuWorker)
 
     def fit(self, agent_loop_manager: RolloutManager) -> None:
-        agent_loop_manager.begin()
+        self.agent_loop_manager = agent_loop_manager
+        evaluated = agent_loop_manager.begin(self.global_steps)
         try:
+            if not evaluated:
+                self._validate()
             super().fit(agent_loop_manager)
         finally:
             agent_loop_manager.close()
@@ -99,6 +105,23 @@ class LegoSync(PPOTrainerSync):
             with marked_timer("update_actor", timing_raw):
                 self._update_branches(batch, update, metrics)
         metrics.setdefault("lego/optimizer_steps", 0.0)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        """verl's, then the file that names it (verl's own is not written atomically), then the oldest ones go (verl forgets those of an
+        earlier attempt)."""
+        super()._save_checkpoint()
+        checkpoint = self._spec.trainer.checkpoint
+        if checkpoint.every:
+            latest = CheckpointFile(step=self.global_steps, metrics=self._metrics)
+            write_atomic(self._run.latest_checkpoint, latest.model_dump_json())
+            folders = sorted(self._run.checkpoints.glob("global_step_*"), key=lambda folder: int(folder.name.rpartition("_")[2]))
+            for folder in folders[: -checkpoint.keep]:
+                shutil.rmtree(folder)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self._metrics = numbers(metrics)
         return batch
 
     def _sample(self, played: Sequence[PlayedGroup], groups: int) -> KVBatchMeta:

@@ -133,6 +133,30 @@ def test_a_killed_trainer_fails_the_run(server: Server) -> None:
     assert status.problem.startswith("the trainer was ended by SIGKILL, perhaps for want of memory")
 
 
+def test_a_killed_trainer_with_a_checkpoint_is_started_again(server: Server) -> None:
+    """What the dead trainer reported behind its checkpoint is superseded: no curve and no count holds it, but it can be looked at."""
+    run_id = server.start_run("free-dies")
+    status = server.end_of(run_id)
+    assert (status.state, status.problem, status.steps_done) == (RunState.SUCCEEDED, "", 3)
+    assert [(point.step, point.value, point.n) for point in status.train_reward] == [(1, 0.5, 2), (2, 0.5, 2), (3, 0.5, 2)]
+    assert (status.trials, status.failed, status.outcomes) == (6, 0, {"completed": 6})
+    steps = server.http.get(f"/api/runs/{run_id}/steps").json()
+    assert [step["metrics"]["actor/grad_norm"] for step in steps] == pytest.approx([0.1, 0.2, 0.3])
+    exit = ExitFile.model_validate_json(server.dir(run_id).exit_file.read_bytes())
+    assert (exit.trainer, exit.trainer_restarts) == (0, 1)
+    lost = {trial["trial_id"]: trial for trial in server.http.get(f"/api/runs/{run_id}/trials?phase=superseded").json()}
+    assert {name: trial["outcome"]["kind"] for name, trial in lost.items()} == {"lost-0": "scored", "lost-1": "failed"}
+    assert lost["lost-1"]["outcome"]["cause"] == "cancelled"
+    assert server.processes(run_id) == []
+
+
+def test_a_trainer_that_dies_every_time_fails_the_run(server: Server) -> None:
+    run_id = server.start_run("free-dies-always", **{"trainer.checkpoint.restarts": 2})
+    status = server.end_of(run_id)
+    assert (status.state, status.steps_done) == (RunState.FAILED, 1)
+    assert ExitFile.model_validate_json(server.dir(run_id).exit_file.read_bytes()).trainer_restarts == 2
+
+
 def test_a_request_that_is_sent_again_starts_no_second_run(server: Server) -> None:
     request = {"document": {"extends": "local"}, "overrides": {"reporting.name": "free-again", "trainer.steps": 3}}
     start = {"digest": server.http.post("/api/plans", json=request).json()["digest"]}

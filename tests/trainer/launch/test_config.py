@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from server.schemas.rundir import RunDir
-from server.schemas.runspec import Algorithm, Data, Evaluation, Harness, Model, Rollout, RunSpec, Sandbox, Trainer
+from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Sandbox, Trainer
 from trainer.launch.config import Place, loopback_address, overrides
 
 RUN = RunDir(Path("/runs/it's = {a} run, 1"))
@@ -32,6 +33,7 @@ SPEC = RunSpec(
         weight_decay=0.1,
         grad_clip=0.5,
         evaluation=Evaluation(every=4),
+        checkpoint=Checkpoint(every=2),
     ),
 )
 
@@ -49,6 +51,7 @@ MEANING = {
     "rollout.temperature": "actor_rollout_ref.rollout.temperature",
     "trainer.betas": "actor_rollout_ref.actor.optim.betas",
     "trainer.device": "trainer.device",
+    "trainer.checkpoint.every": "trainer.save_freq",
     "trainer.evaluation.every": "trainer.test_freq",
     "trainer.grad_clip": "actor_rollout_ref.actor.optim.clip_grad",
     "trainer.learning_rate": "actor_rollout_ref.actor.optim.lr",
@@ -64,6 +67,8 @@ OURS = {
     "rollout.max_turns": "the proxy",
     "model.renderer": "the proxy",
     "model.thinking": "the proxy",
+    "trainer.checkpoint.keep": "lego_sync",
+    "trainer.checkpoint.restarts": "the supervisor",
     "trainer.evaluation.rollouts": "the rollout manager",
     "trainer.start": "the launcher",
 }
@@ -92,8 +97,10 @@ def test_every_field_of_the_learning_sections_has_a_reader() -> None:
         f"{section}.{name}"
         for section in ("model", "rollout", "algorithm", "trainer")
         for name in type(getattr(SPEC, section)).model_fields
-        if name != "evaluation"
-    } | {f"trainer.evaluation.{name}" for name in Evaluation.model_fields}
+        if name not in ("evaluation", "checkpoint")
+    }
+    fields |= {f"trainer.evaluation.{name}" for name in Evaluation.model_fields}
+    fields |= {f"trainer.checkpoint.{name}" for name in Checkpoint.model_fields}
     assert fields == MEANING.keys() | OURS.keys()
 
 
@@ -134,3 +141,16 @@ def test_workers_are_forked_when_the_launcher_says_how() -> None:
 def test_the_longest_sequence_fits_into_a_micro_batch(context: int) -> None:
     config = composed(SPEC.model_copy(update={"model": Model(path="m", context=context)}))
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= context
+
+
+def test_a_later_attempt_goes_on_from_the_checkpoint_without_the_first_evaluation() -> None:
+    config = composed(place=replace(PLACE, attempt=2, step=6))
+    assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(RUN.checkpoints / "global_step_6"))
+    assert config.trainer.val_before_train is False and config.lego.attempt == 2
+    assert composed().trainer.resume_mode == "disable"
+
+
+def test_optimizer_state_is_saved_only_where_a_run_can_go_on_from_it() -> None:
+    contents = {every: composed(SPEC.model_copy(update={"trainer": Trainer(checkpoint=Checkpoint(every=every))})) for every in (0, 1)}
+    saved = {every: set(config.actor_rollout_ref.actor.checkpoint.save_contents) for every, config in contents.items()}
+    assert saved == {0: {"hf_model"}, 1: {"hf_model", "model", "optimizer", "extra"}}

@@ -15,7 +15,7 @@ from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
 from server.schemas.runspec import Data, Harness, Kind, Model, RunSpec
 from server.schemas.states import RunState
 from tests.trainer.support.fake_server import FakeServer
-from trainer.launch import driver
+from trainer.launch import FINAL, FinalError, driver
 
 SPEC = RunSpec(model=Model(path="builtin:none"), harnesses=[Harness(name="h", version="1")], data=Data(family="onebug"))
 
@@ -48,43 +48,43 @@ def checkpoint(root: Path) -> Model:
 
 def test_a_directory_that_is_no_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "trainer.launch", "--run-dir", str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == FINAL
     assert done.stderr.startswith(f"failed: {tmp_path / 'run.json'} cannot be read")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_policy_that_does_not_ship(tmp_path: Path, server: FakeServer) -> None:
     code, output = launch(tmp_path, server, SPEC)
-    assert code == 1 and output.startswith("failed: model.path: no policy 'builtin:none' ships")
+    assert code == FINAL and output.startswith("failed: model.path: no policy 'builtin:none' ships")
     (state,) = server.bodies()
     assert isinstance(state, RunStateBody) and state.state is RunState.FAILED and f"failed: {state.reason}\n" == output
 
 
 def test_a_path_that_is_no_checkpoint(tmp_path: Path, server: FakeServer) -> None:
     code, output = launch(tmp_path, server, SPEC.model_copy(update={"model": Model(path=str(tmp_path / "nothing"))}))
-    assert code == 1 and "is no checkpoint directory" in output
+    assert code == FINAL and "is no checkpoint directory" in output
 
 
 def test_a_kind_that_is_not_trained(tmp_path: Path, server: FakeServer) -> None:
     code, output = launch(tmp_path, server, SPEC.model_copy(update={"kind": Kind.EVAL}))
-    assert code == 1 and output == "failed: kind 'eval' is not run by the trainer yet: use kind 'train'\n"
+    assert code == FINAL and output == "failed: kind 'eval' is not run by the trainer yet: use kind 'train'\n"
 
 
 def test_fewer_tasks_than_a_step_needs(tmp_path: Path, server: FakeServer) -> None:
     code, output = launch(tmp_path, server, SPEC.model_copy(update={"model": checkpoint(tmp_path / "m")}), tasks=3)
-    assert code == 1 and "a step needs 8 tasks but there are only 3" in output
+    assert code == FINAL and "a step needs 8 tasks but there are only 3" in output
 
 
 def test_a_runner_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "RUNNER_S", 0)
-    with pytest.raises(driver.LaunchError, match=r"did not write .*runner\.json within 0 s"):
+    with pytest.raises(FinalError, match=r"did not write .*runner\.json within 0 s"):
         driver._wait_for_runner(RunDir(tmp_path))
 
 
 def test_rays_directory_is_reached_over_a_short_path(tmp_path: Path) -> None:
     deep = RunDir(tmp_path / ("deep" * 20))
     deep.root.mkdir()
-    with driver._ray_temp(deep) as temp:
+    with driver._ray_temp(deep, 1) as temp:
         assert len(str(temp)) <= driver.LONGEST_TEMP
         (temp / "file").touch()
         assert (deep.root / "ray" / "file").exists()

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from server.schemas.runspec import Harness
 from server.schemas.states import Phase
 from server.schemas.trials import Identifier
-from trainer.rollout.groups import LONGEST_TASK, draw_harness, evaluation_sizes, make_group, trial_seed
+from trainer.rollout.groups import LONGEST_TASK, Plan, draw_harness, evaluation_sizes, make_group, trial_seed
 
 ONE = [Harness(name="a", version="1")]
 TWO = [Harness(name="a", version="1", weight=1), Harness(name="b", version="1", weight=3)]
@@ -17,19 +17,20 @@ TASK = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True)
 
 
 def test_ids_are_readable() -> None:
-    assert make_group(ONE, 0, Phase.TRAIN, 7, "arith-12", 8).trial_id(3) == "s007-arith-12-3"
-    assert make_group(ONE, 0, Phase.EVAL, 0, "arith-12", 1).trial_id(0) == "e000-arith-12-0"
-    assert make_group(ONE, 0, Phase.TRAIN, 7, "arith-12", 8).trial_id(3, attempt=2) == "s007-arith-12-3.2"
+    assert make_group(Plan(ONE, 0), Phase.TRAIN, 7, "arith-12", 8).trial_id(3) == "s007-arith-12-3"
+    assert make_group(Plan(ONE, 0), Phase.EVAL, 0, "arith-12", 1).trial_id(0) == "e000-arith-12-0"
+    assert make_group(Plan(ONE, 0), Phase.TRAIN, 7, "arith-12", 8).trial_id(3, attempt=2) == "s007-arith-12-3.2"
+    assert make_group(Plan(ONE, 0, attempt=2), Phase.TRAIN, 7, "arith-12", 8).trial_id(3) == "s007r2-arith-12-3"
 
 
 @given(TASK, st.sampled_from(Phase), st.integers(0, 999_999), st.integers(0, 999))
 def test_ids_are_identifiers_whatever_the_task_is_called(task: str, phase: Phase, step: int, sample: int) -> None:
-    TypeAdapter(Identifier).validate_python(make_group(ONE, 0, phase, step, task, 1000).trial_id(sample, attempt=2))
+    TypeAdapter(Identifier).validate_python(make_group(Plan(ONE, 0, attempt=12), phase, step, task, 1000).trial_id(sample, attempt=2))
 
 
 def test_long_tasks_that_begin_alike_keep_apart() -> None:
     stem = "x" * LONGEST_TASK
-    groups = {make_group(ONE, 0, Phase.TRAIN, 1, stem + end, 8).group_id for end in ("1", "2", "")}
+    groups = {make_group(Plan(ONE, 0), Phase.TRAIN, 1, stem + end, 8).group_id for end in ("1", "2", "")}
     assert len(groups) == 3
 
 
@@ -41,7 +42,7 @@ def test_harnesses_are_drawn_by_weight_and_the_same_every_time() -> None:
 
 def test_evaluations_of_a_run_use_the_same_harness_for_a_task() -> None:
     for task in map(str, range(30)):
-        assert len({make_group(TWO, 0, Phase.EVAL, step, task, 1).harness for step in range(5)}) == 1
+        assert len({make_group(Plan(TWO, 0), Phase.EVAL, step, task, 1).harness for step in range(5)}) == 1
 
 
 @given(st.integers(1, 60), st.integers(1, 200))

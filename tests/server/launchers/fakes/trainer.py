@@ -5,14 +5,16 @@ It holds before each step until the file `go` is in the run's directory, unless 
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from server.schemas.events import EvaluationBody, EventBody, GroupBody, OutcomeBody, RunStateBody, StepBody, TrialBody
+from server.schemas.events import EvaluationBody, EventBody, GroupBody, OutcomeBody, ResumedBody, RunStateBody, StepBody, TrialBody
 from server.schemas.outcome import Scored, Stage, Termination
-from server.schemas.rundir import RunDir
+from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
 from server.schemas.spool import Reporter
 from server.schemas.states import Phase, RunState, TrialState
 
@@ -26,6 +28,28 @@ def trials(step: int) -> list[EventBody]:
     return bodies
 
 
+def resume(run: RunDir, reporter: Reporter) -> int:
+    """First step of a later attempt."""
+    attempt = int(sys.argv[sys.argv.index("--attempt") + 1])
+    latest = CheckpointFile.model_validate_json(run.latest_checkpoint.read_bytes())
+    reporter.report(ResumedBody(step=latest.step, attempt=attempt))
+    return latest.step + 1
+
+
+def die_in_step_two(run: RunDir, reporter: Reporter, always: bool) -> None:
+    """Behind the checkpoint of step 1: one trial has ended, one is under way, and the step was even reported."""
+    run.checkpoints.mkdir(exist_ok=True)
+    write_atomic(run.latest_checkpoint, CheckpointFile(step=1, metrics={}).model_dump_json())
+    reporter.report(GroupBody(group_id="lost", step=2, phase=Phase.TRAIN, task="t", harness="mini-swe-agent", size=2))
+    for n in range(2):
+        reporter.report(TrialBody(trial_id=f"lost-{n}", state=TrialState.QUEUED, stage=Stage.QUEUED, group_id="lost", sample=n))
+    reporter.report(OutcomeBody(trial_id="lost-0", outcome=Scored(reward=1, termination=Termination.COMPLETED)))
+    if not always:
+        reporter.report(StepBody(step=2, metrics={"actor/grad_norm": 99}))
+    reporter.close(timeout_s=2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> int:
     run = RunDir(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
     file = run.load()
@@ -34,11 +58,15 @@ def main() -> int:
         time.sleep(0.05)
     reporter = Reporter(file.server_url, file.run_id, file.event_token, "trainer", run.spool)
     reporter.report(RunStateBody(state=RunState.RUNNING))
-    reporter.report(EvaluationBody(step=0, resolved=1, executed=4, total=4))
+    first = 1
+    if "--attempt" in sys.argv:
+        first = resume(run, reporter)
+    else:
+        reporter.report(EvaluationBody(step=0, resolved=1, executed=4, total=4))
     # A stray in a session of its own, as a worker of a worker may be.
     stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (run.root / "stray").write_text(str(stray.pid))
-    for step in range(1, steps + 1):
+    for step in range(first, steps + 1):
         while not name.startswith("free") and not (run.root / "go").exists():
             time.sleep(0.05)
         if name.endswith("raises") and step == 2:
@@ -49,6 +77,8 @@ def main() -> int:
         if name.endswith("short") and step == 2:
             reporter.close()
             return 0
+        if step == 2 and (name.endswith("dies-always") or (name.endswith("dies") and first == 1)):
+            die_in_step_two(run, reporter, always=name.endswith("always"))
         for body in trials(step):
             reporter.report(body)
         reporter.report(StepBody(step=step, metrics={"actor/grad_norm": 0.1 * step}))
