@@ -83,16 +83,23 @@ def replay_recordings(paths: tuple[Path, ...], rule: str, history: str, as_json:
     from trainer.replay.recording import BadRecording
     from trainer.replay.report import report
 
+    broken = False
     logging.disable(logging.ERROR)  # recorded faults are meant; one that the proxy could not hide is a violation
-    broken = 0
     try:
         with player(History(history)) as play:
             for path in files(paths):
-                result = report(play(path), TrainRule(rule))
+                try:
+                    result = report(play(path), TrainRule(rule))
+                except BadRecording as error:
+                    click.echo(f"Error: {error}", err=True)
+                    broken = True
+                    continue
                 click.echo(json.dumps(asdict(result)) if as_json else result.line)
-                broken += bool(result.violations)
-    except (BadRecording, FileNotFoundError) as error:
+                broken = broken or bool(result.violations)
+    except FileNotFoundError as error:
         raise click.ClickException(str(error)) from None
+    finally:
+        logging.disable(logging.NOTSET)
     if broken:
         raise SystemExit(1)
 

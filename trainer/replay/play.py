@@ -125,13 +125,13 @@ async def _call(step: Step, call: Call, rollout: _Rollout) -> None:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         return
-    response = await rollout.client.send(request)
     try:
+        response = await rollout.client.send(request)
         if response.status_code != 200:
             raise BadAnswer(f"status {response.status_code} {response.text[:200]}")
         answer = read(step.exchange.path, response.content, stream=step.exchange.body.get("stream") is True)
-    except BadAnswer as error:
-        rollout.problems.append(f"exchange {step.exchange.i}: {error}")
+    except (BadAnswer, httpx.HTTPError) as error:
+        rollout.problems.append(f"exchange {step.exchange.i}: {type(error).__name__} {error}")
         return
     rollout.problems += [f"exchange {step.exchange.i}: {problem}" for problem in _compare(step.blocks, answer, call)]
     rollout.ids.learn(step.blocks, answer)
