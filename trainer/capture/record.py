@@ -47,10 +47,10 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
     return TurnRecord(
         index=turn.index,
         branch=branch,
-        context=[(node.message.role, _text(node.message.content)) for node in path[behind + 1 :]],
-        text=_text(message.content),
-        reasoning=None if message.reasoning is None else _text(message.reasoning),
-        tool_calls=[ToolCallRecord(id=call.id, name=_text(call.name), arguments=json.dumps(call.arguments)) for call in message.tool_calls],
+        context=[(node.message.role, node.message.content) for node in path[behind + 1 :]],
+        text=message.content,
+        reasoning=message.reasoning,
+        tool_calls=[ToolCallRecord(id=call.id, name=call.name, arguments=json.dumps(call.arguments)) for call in message.tool_calls],
         prompt_tokens=turn.prompt_tokens,
         sampled_tokens=len(turn.sampled),
         finish=turn.stop,
@@ -59,8 +59,3 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
         policy_version=turn.spans[0][1],
         policy_versions=turn.spans,
     )
-
-
-def _text(text: str) -> str:
-    """A policy can spell lone surrogates in JSON; no file can hold them."""
-    return text.encode("utf-8", "replace").decode()

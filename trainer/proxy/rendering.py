@@ -22,10 +22,13 @@ from tokenizers import Tokenizer, decoders
 
 from server.schemas.runspec import History
 from trainer.capture.message import Message
+from trainer.capture.values import deeper, encodable
 from trainer.engine.base import TokenIds
 from trainer.proxy.literal import Shield
 
 Tools = list[dict[str, Any]]
+MAX_ARGUMENTS_DEPTH = 48
+"""Leaves room for the body around them, whose depth is bounded too (`dialects.fields`)."""
 MAX_REMEMBERED = 400_000
 """Characters of a system prompt with its tools; a longer one is rendered every time."""
 STAND_IN = Message("system", "")
@@ -148,7 +151,7 @@ class Rendering:
         calls = []
         for call in parsed.tool_calls:
             if _usable(call):
-                calls.append(ParsedCall(call.name, call.arguments))
+                calls.append(ParsedCall(call.name, encodable(call.arguments)))
             else:
                 broken.append(self.decode(sampled[slice(*call.token_span)]) if call.token_span else call.raw)
         text = "\n".join(part for part in (parsed.content, *broken) if part)
@@ -184,8 +187,9 @@ def _marks(tokenizer: Tokenizer) -> Marks | None:
 
 
 def _usable(call: ParsedToolCall) -> bool:
-    """The parser's `ok` means JSON with a name; a name that is no text or a NaN would break the client's own parser."""
-    if call.status != ToolCallParseStatus.OK or not isinstance(call.name, str):
+    """The parser's `ok` means JSON with a name; a name that is no text or a NaN would break the client's own parser, and what is nested
+    too deep could not come back."""
+    if call.status != ToolCallParseStatus.OK or not isinstance(call.name, str) or deeper(call.arguments, MAX_ARGUMENTS_DEPTH):
         return False
     try:
         call.name.encode()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.capture.message import Message
+from trainer.capture.values import deeper, encodable
 from trainer.proxy.refusal import Reason, Refusal
 
 MAX_DEPTH = 64
@@ -66,10 +67,10 @@ def load(raw: bytes) -> Any:
 
 def parse(raw: bytes, depth: int) -> Any:
     """JSON of at most `depth` nested containers. Raises ValueError (TooDeep is one) and RecursionError."""
-    value = json.loads(raw)
-    if _deep(value, depth):
+    value = json.loads(raw.decode("utf-8-sig"))  # given bytes, json lets encoded surrogates pass, which nothing behind here can encode
+    if deeper(value, depth):
         raise TooDeep
-    return _without_surrogates(value) if b"\\ud" in raw or b"\\uD" in raw else value
+    return encodable(value) if b"\\ud" in raw or b"\\uD" in raw else value
 
 
 def arguments(text: str) -> Any:
@@ -78,9 +79,9 @@ def arguments(text: str) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if not isinstance(value, dict) or _deep(value, MAX_DEPTH):
+    if not isinstance(value, dict) or deeper(value, MAX_DEPTH):
         return text
-    return _without_surrogates(value) if "\\ud" in text or "\\uD" in text else value
+    return encodable(value) if "\\ud" in text or "\\uD" in text else value
 
 
 def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -113,27 +114,3 @@ def join(texts: Iterable[str]) -> str:
 def sse(data: Any, event: str = "") -> str:
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return f"event: {event}\ndata: {text}\n\n" if event else f"data: {text}\n\n"
-
-
-def _deep(value: Any, depth: int) -> bool:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(depth):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]  # fmt: skip
-        if not level:
-            return False
-    return True
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    return value
