@@ -134,7 +134,8 @@ def _run(wanted: Harness, store: Store) -> Verification:
     quiet()
     from sandbox.runner.service import NotReady
 
-    from .verify import VerifyError, verify
+    from .scripted import VerifyError
+    from .verify import verify
 
     try:
         return asyncio.run(verify(wanted, store))

@@ -133,7 +133,7 @@ class Attempt:
         self.exit_code = agent.exit_code
         if environment.usage is not None:
             self.cpu_s = environment.usage.cpu_s
-        return self._facts(result, environment.fault)
+        return self._facts(result, environment.fault or _killed(self.exit_code))
 
     def _rollout(self) -> Rollout:
         return Rollout(
@@ -189,6 +189,11 @@ class Attempt:
                 await then()
 
         return hook
+
+
+def _killed(exit_code: int | None) -> str:
+    """By its own doing or from outside: nothing but a signal ends a process with such a code."""
+    return f"the harness was killed by signal {-exit_code}" if exit_code is not None and exit_code < 0 else ""
 
 
 def _forget_loggers(trial_name: str) -> None:

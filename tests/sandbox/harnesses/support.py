@@ -10,8 +10,8 @@ import pytest
 
 from sandbox.harnesses.commands import BUILT_IN
 from sandbox.harnesses.pins import PINS
+from sandbox.harnesses.stage import CONTEXT, Played, stage
 from sandbox.harnesses.store import RuntimeStoreError, Store
-from sandbox.harnesses.verify import CONTEXT, Played, play
 from server.schemas.runspec import Harness
 from server.schemas.scripted import Voice
 from tests.support.whole import RUNTIMES
@@ -34,4 +34,10 @@ def pinned(name: str) -> Harness:
 
 
 def played(name: str, voices: Sequence[Voice], context: int = CONTEXT, **limits: int) -> Played:
-    return asyncio.run(play(pinned(name), store(name), voices, context, **limits))
+    """One trial in a room of its own."""
+
+    async def one() -> Played:
+        async with stage([pinned(name)], store(name), context, **limits) as room:
+            return await room.play(name, voices)
+
+    return asyncio.run(one())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandbox.harnesses.hands import HANDS, turn
-from sandbox.harnesses.verify import Played, repair_voice, task
+from sandbox.harnesses.stage import Played
+from sandbox.harnesses.verify import TITLE, repair_voice, task
 from server.schemas.capture import BranchClass
 from server.schemas.scripted import ScriptedTurn, Voice
 from tests.sandbox.harnesses.support import played
@@ -13,7 +14,6 @@ from tests.sandbox.support import needs_sandbox
 
 pytestmark = [needs_sandbox, pytest.mark.slow]
 
-TITLE = Voice(name="title", says=["You are a title generator"], turns=[ScriptedTurn(text="A repair")])
 PROMPT = "SUBTASK_A: list the files and report."
 DELEGATE = {
     "claude-code": turn("Agent", description="Look", prompt=PROMPT, subagent_type="general-purpose"),
