@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trainer.proxy.limits import MAX_HEAD
+from trainer.proxy.limits import MAX_CONNECTIONS, MAX_HEAD
 
 LINGER_S = 1
 KEEP_ALIVE_S = 600
@@ -20,11 +21,16 @@ KEEP_ALIVE_S = 600
 class Server(uvicorn.Server):
     """One that leaves the process's signals alone."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, head_timeout: float) -> None:
+        """`head_timeout`: seconds until a new connection has sent the head of a request."""
+
+        class Protocol(_Protocol):
+            patience = head_timeout
+
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=Protocol,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -42,7 +48,19 @@ class Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
+    patience: float
     refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(self.patience, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if not self.refused:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 MAX_BODY = 32 * 1024 * 1024
 MAX_HEAD = 64 * 1024
 """Bytes of request line and headers together."""
+MAX_CONNECTIONS = 4096
+"""Of all clients together; one more is closed at once."""
 MAX_CALLS = 256
 """Requests of one rollout that are served at the same time."""
 
@@ -39,6 +41,8 @@ class Patience:
 
     keep_alive: float = 15
     """Longest silence in a stream. Claude Code and its kind give up after 300."""
+    head: float = 60
+    """Until a new connection has sent the head of its first request."""
     body: float = 60
     """Until the whole request has arrived."""
     write: float = 300

@@ -69,7 +69,7 @@ class Proxy:
         # Head and body of an answer are two writes: without this, the second waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._url = "http://{}:{}".format(*listener.getsockname()[:2])
-        self._server = Server(self._app())
+        self._server = Server(self._app(), self.patience.head)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="proxy")
         while not self._server.started:
             if self._serving.done():

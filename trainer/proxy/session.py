@@ -63,9 +63,9 @@ class Session:
         """
         if self._closed:
             raise _closed(self.rollout_id)
-        flight = self._flights.get(request.call) or self._stored(request.call) or self._take_off(request)
         if sum(flight.waiters for flight in self._flights.values()) >= MAX_CALLS:
             raise Refusal(Reason.BUSY, f"more than {MAX_CALLS} calls of this rollout at the same time")
+        flight = self._flights.get(request.call) or self._stored(request.call) or self._take_off(request)
         flight.waiters += 1
         return flight
 

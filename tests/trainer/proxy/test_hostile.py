@@ -209,6 +209,18 @@ async def test_what_is_no_http_is_said_to_be_none(rollout: Rollout, parts: list[
     assert (await rollout.openai.chat.completions.create(model="m", messages=hello)).choices[0].message.content == "Fine."
 
 
+@pytest.mark.parametrize("patience", [Patience(head=0.05)])
+async def test_connections_that_say_nothing_are_closed(rollout: Rollout, patience: Patience) -> None:
+    assert await raw(rollout) == b""
+    assert await raw(rollout, b"POST /r/r-1/v1/messages HTTP/1.1\r\nhost: x\r\n") == b""
+    rollout.engine.script, rollout.engine.gate = [say("Fine.")], asyncio.Event()
+    hello = b'{"max_tokens":50,"messages":[{"role":"user","content":"Hello."}]}'
+    asking = asyncio.create_task(raw(rollout, head(rollout, "messages", f"content-length: {len(hello)}"), hello))
+    await asyncio.sleep(0.2)  # a request that is being answered is not meant
+    rollout.engine.gate.set()
+    assert b"Fine." in await asking
+
+
 async def test_huge_tool_call_ids_and_unknown_ones_are_text(rollout: Rollout) -> None:
     rollout.engine.script = [call("bash", command="ls"), say("Fine.")]
     body = good("messages")
@@ -230,3 +242,4 @@ async def test_too_many_calls_at_once_are_told_to_come_later(rollout: Rollout, m
     await until(lambda: sum(task.done() for task in asking) == 2)
     rollout.engine.gate.set()
     assert sorted(await asyncio.gather(*asking)) == [200, 200, 200, 429, 429]
+    assert rollout.engine.started == 3

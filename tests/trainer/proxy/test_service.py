@@ -193,6 +193,7 @@ async def test_close_ends_calls_in_flight(rollout: Rollout) -> None:
 
 
 async def test_routes_of_the_wrong_length_are_dropped_and_listed(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40, 42: rows are prompt + answer - 1, because the last token was never an input; any other number is not shifted into place."""
     generate = ScriptedEngine.generate
 
     async def short(self: ScriptedEngine, *args: Any) -> Any:

@@ -10,11 +10,14 @@ import numpy as np
 import openai
 import pytest
 from anthropic.types import Message
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import ABORT, call, routes_at, say
-from trainer.engine.base import EngineError, EngineUnavailable
+from trainer.engine.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling, TokenIds
 from trainer.proxy.limits import Patience
+from trainer.proxy.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -190,3 +193,61 @@ async def test_a_slow_reader_holds_nobody_up(rollout: Rollout) -> None:
         assert quick.choices[0].message.content == "Quick."
         text = "".join([part async for part in answer.aiter_text()])
     assert text.endswith("data: [DONE]\n\n")
+
+
+class Faulty:
+    """Samples token p % 50 + 1 at position p with log-prob -p / 1000, and one fault per entry: how many tokens come first, and whether
+    the call then fails or is aborted. The version goes up with every fault."""
+
+    def __init__(self, faults: list[tuple[int, bool]], streams: bool) -> None:
+        self.faults, self.streams, self.version = list(faults), streams, 0
+        self.salts: list[str] = []
+
+    async def generate(
+        self,
+        session: str,
+        prompt_ids: TokenIds,
+        sampling: Sampling,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
+        salt: str = "",
+    ) -> Generation:
+        self.salts.append(salt)
+        version, start = self.version, len(prompt_ids)
+        count, fails = self.faults.pop(0) if self.faults else (sampling.max_tokens, None)
+        at = range(start, start + min(count, sampling.max_tokens))
+        ids, log_probs = [p % 50 + 1 for p in at], [-p / 1000 for p in at]
+        if self.streams or fails:
+            for one in zip(ids, log_probs, strict=True):
+                assert on_tokens is not None
+                on_tokens([one[0]], [one[1]])
+        if fails is not None:
+            self.version += 1
+        if fails:
+            raise EngineUnavailable("lost")
+        whole = np.array([*prompt_ids, *ids])
+        rows = routes_at(whole[routes_from:-1], np.arange(routes_from, len(whole) - 1))
+        return Generation(ids, log_probs, rows, "length" if fails is None else "aborted", version)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=5), st.booleans())
+def test_an_interrupted_turn_is_the_turn_that_it_would_have_been(faults: list[tuple[int, bool]], streams: bool) -> None:
+    engine, heard = Faulty(faults, streams), list[int]()
+    prompt, sampling = list(range(1, 8)), Sampling(1.0, 30, ())
+    upstream = Upstream(engine, Patience(backoff=0, attempts=20))
+    turn = asyncio.run(upstream.generate("s", np.array(prompt, np.int32), sampling, 2, lambda ids, _: heard.extend(ids)))
+    positions = np.arange(len(prompt), len(prompt) + 30)
+    assert turn.token_ids == (positions % 50 + 1).tolist() and turn.token_ids[: len(heard)] == heard
+    assert turn.log_probs == (-positions / 1000).tolist()
+    spans = turn.spans or ((0, turn.version),)
+    cuts, total = [], 0
+    for count, _ in faults:
+        cuts.append(total := min(30, total + count))
+    expected = [sum(cut <= i for cut in cuts) for i in range(30)]
+    if not any(fails for _, fails in faults):  # a call that fails cannot say which version it had
+        assert np.repeat([v for _, v in spans], np.diff([*(o for o, _ in spans), 30])).tolist() == expected
+    whole = np.array([*prompt, *turn.token_ids])
+    if turn.routes is not None:
+        np.testing.assert_array_equal(turn.routes, routes_at(whole[2:-1], np.arange(2, len(whole) - 1)))
+    lost = any(fails and count and cut - count < 30 for (count, fails), cut in zip(faults, cuts, strict=True))
+    assert (turn.routes is None) == lost
