@@ -7,6 +7,7 @@ no process and no hop. Everything they share sits behind `TrialRoom`, so the pro
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -74,6 +75,8 @@ class RolloutManager:
 
         A trainer that dies right behind a checkpoint takes the step's event with it; the checkpoint has its metrics.
         """
+        gc.collect()
+        gc.freeze()  # what was loaded by now stays: the collector need not stop the proxy to look at it again
         if self._attempt == 1:
             self.reporter.report(RunStateBody(state=RunState.RUNNING))
             return True

@@ -19,6 +19,7 @@ from trainer.bench.proxy.engine import SocketEngine
 from trainer.bench.proxy.traffic import KEY, tokenizer_for
 from trainer.capture.capture import Capture
 from trainer.engine.base import Sampling
+from trainer.proxy.dialects.reader import Reader
 from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
@@ -32,6 +33,8 @@ async def main(directory: Path, engine_port: int) -> None:
     engine, rendering = SocketEngine(engine_port), Rendering(tokenizer_for(directory))
     proxy = Proxy(engine, rendering)
     await proxy.start()
+    gc.collect()
+    gc.freeze()  # as the trainer does: the collector need not look at what stays for good
     host = Host(proxy, engine, rendering)
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -57,8 +60,9 @@ class Host:
             case "close":
                 await self._proxy.close(id)
                 return {}
-            case "measure":  # a rollout ends with it: its capture is weighed
-                return _weigh(await self._proxy.close(id))
+            case "measure":  # a rollout ends with it, and what it held is weighed
+                reader = self._proxy._sessions[id].reader
+                return _weigh(await self._proxy.close(id), reader)
             case _:
                 return _usage()
 
@@ -68,12 +72,12 @@ def _usage() -> dict[str, Any]:
     return {"cpu_s": time.process_time(), "rss_mb": pages * os.sysconf("SC_PAGESIZE") / 1e6}
 
 
-def _weigh(capture: Capture) -> dict[str, Any]:
-    """Bytes of memory that only the capture holds, routes apart, and the tokens it owns."""
+def _weigh(capture: Capture, reader: Reader) -> dict[str, Any]:
+    """Bytes of memory that only this rollout holds, with what its reader remembers; routes apart. And the tokens that it owns."""
     nodes = list(capture.graph.nodes())
     routes = sum(node.routes.nbytes for node in nodes if node.routes is not None)
     return {
-        "bytes": _deep_size(capture) - routes,
+        "bytes": _deep_size([capture, reader]) - routes,
         "route_bytes": routes,
         "tokens": sum(len(node.ids) for node in nodes),
         "turns": capture.policy_turns,

@@ -22,7 +22,6 @@ from trainer.engine.base import Sampling
 DIRECT_PROMPT = 20_000
 LONG_ANSWER = 190
 """Tokens of an answer with what renders around it, by which a long session is filled up to its size."""
-BYTES_PER_TOKEN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +153,8 @@ async def _weigh(bench: _Bench[processes.Handle], name: str, turns: int, tokens:
     """A session of `turns` turns whose prompt grows to about `tokens`, weighed at its end; never smaller than the usual traffic."""
     url = await bench.target.open(name, routed=routed)
     conversation = bench.converse(name)
-    start = len(conversation.body()) / BYTES_PER_TOKEN
-    observation = max(900, int(((tokens - start) / turns - LONG_ANSWER) * BYTES_PER_TOKEN))
+    start = len(conversation.body()) / 3  # tools are JSON, which costs more tokens than prose
+    observation = max(900, int(((tokens - start) / turns - LONG_ANSWER) * 4.4))
     await bench.talk(url, bench.converse(name, observation=observation), turns)
     weight = await bench.target.ask("measure", id=name)
     if weight["failed"]:
