@@ -16,7 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from sandbox.environments.namespace.channel import SandboxError
-from sandbox.environments.namespace.host import Host
+from sandbox.environments.namespace.host import Host, exposed
 from sandbox.harnesses.base import HarnessAgent, Launcher
 from sandbox.harnesses.registry import adapter
 from sandbox.harnesses.store import RuntimeStoreError, Store
@@ -113,6 +113,9 @@ async def open_room(
     `limit` bounds the tasks of a split that come from a directory.
     """
     agents = agents_of(spec)
+    for what, place in (("this program", Path(__file__)), ("the run's directory", tasks)):
+        if (seen := exposed(place)) is not None:
+            raise NotReady(f"{what} lies in {seen}, which every agent can read, tests and solutions too: put it elsewhere")
     async with contextlib.AsyncExitStack() as stack:
         try:
             starting = [asyncio.create_task(agents[harness.name].prepare(harness, store)) for harness in spec.harnesses]

@@ -87,22 +87,34 @@ def changes(data: bytes, pristine: Path | None) -> list[Change]:
 
 
 def _original(pristine: Path, name: str) -> Change:
-    """The pristine tree's own entry; the tree is the host's, only the name comes from the sandbox, without a component `..`."""
+    """The pristine tree's own entry; the tree is the host's, only the name comes from the sandbox, without a component `..`.
+
+    A link of the tree is never followed: behind it lies the host.
+    """
     path = pristine / name
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
+        return Change(name, "deleted")
+    if _behind_link(pristine, name):
         return Change(name, "deleted")
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         return Change(name, "link", data=os.fsencode(path.readlink()))
     if stat.S_ISDIR(status.st_mode):
         return Change(name, "directory", mode)
-    return Change(name, "file", mode, path.read_bytes())
+    return Change(name, "file", mode, path.read_bytes()) if stat.S_ISREG(status.st_mode) else Change(name, "deleted")
+
+
+def _behind_link(pristine: Path, name: str) -> bool:
+    return any((pristine / parent).is_symlink() for parent in PurePosixPath(name).parents)
 
 
 def _names_below(pristine: Path, name: str) -> list[str]:
-    return [str(path.relative_to(pristine)) for path in (pristine / name).rglob("*")] if (pristine / name).is_dir() else []
+    path = pristine / name
+    if not path.is_dir() or path.is_symlink() or _behind_link(pristine, name):
+        return []
+    return [str(found.relative_to(pristine)) for found in path.rglob("*")]
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
 import os
 import socket
 from typing import Any
 
 from .inside import MAX_PACKET
+
+_CROWDED_TRIES, _CROWDED_S = 100, 0.05
 
 
 class SandboxError(Exception):
@@ -79,7 +83,7 @@ class Channel:
         return await call.started
 
     async def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
-        while True:
+        for attempt in itertools.count():
             try:
                 socket.send_fds(self._connection, [data], fds)
             except BlockingIOError:
@@ -90,8 +94,11 @@ class Channel:
                 finally:
                     self._loop.remove_writer(self._connection)
             except OSError as error:
+                if error.errno == errno.ETOOMANYREFS and attempt < _CROWDED_TRIES:
+                    await asyncio.sleep(_CROWDED_S)  # another process of this user has too many under way; they go when it is killed
+                    continue
                 self.close()
-                raise SandboxLost(f"{self._what} is gone") from error
+                raise SandboxLost(f"{self._what} is gone: {error.strerror}") from error
             else:
                 return
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 64
 
 
 class Gate:

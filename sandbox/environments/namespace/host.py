@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import weakref
@@ -29,6 +30,25 @@ _ROOT = str(Path(__file__).parents[3])
 _START_S = 20
 _CREATE_S = 60
 _STOP_S = 20
+_OPEN_FILES = 65536
+
+
+def _raise_open_files() -> None:
+    """Lift this process's soft limit of open files towards the hard one.
+
+    Every sandbox needs a few. And as an ordinary user we share with agents the count of descriptors that are under way in unix sockets:
+    whoever has the lower limit cannot pass any more, and that must be the agent.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def exposed(path: Path) -> Path | None:
+    """The directory of the host that every sandbox sees and that `path` lies in; None when agents cannot read `path`."""
+    place = path.resolve()
+    return next((seen for seen in (Path("/usr"), Path(sys.base_prefix).resolve()) if place.is_relative_to(seen)), None)
 
 
 class Host:
@@ -51,6 +71,7 @@ class Host:
         cannot run sandboxes in that mode.
         """
         mode = mode or ("rootful" if os.geteuid() == 0 else "rootless")
+        _raise_open_files()
         if found := problems(mode):
             raise SandboxError("; ".join(found))
         try:
@@ -129,7 +150,12 @@ class Host:
 
     def _request(self, spec: SandboxSpec) -> dict[str, Any]:
         limits = spec.limits
-        rlimits = {"CORE": 0, "CPU": limits.cpu_s, "FSIZE": limits.disk_mb << 20, "NOFILE": OPEN_FILES}
+        rlimits = {
+            "CORE": 0,
+            "CPU": limits.cpu_s,
+            "FSIZE": limits.disk_mb << 20,
+            "NOFILE": min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4),
+        }
         if self.limits_mode == "rlimit":
             rlimits |= {"DATA": limits.memory_mb << 20, "NPROC": limits.processes + 1}
         python = (sys.base_prefix, sys.base_prefix)

@@ -23,7 +23,7 @@ _REFUSED = (
     *(155, 161, 165, 166),  # pivot_root, chroot, mount, umount2
     *(163, 167, 168, 169, 179),  # acct, swapon, swapoff, reboot, quotactl
     *(172, 173, 175, 176, 313),  # iopl, ioperm, init_module, delete_module, finit_module
-    *(246, 320, 298, 321, 323),  # kexec_load, kexec_file_load, perf_event_open, bpf, userfaultfd
+    *(103, 246, 320, 298, 321, 323),  # syslog (the machine's log), kexec_load, kexec_file_load, perf_event_open, bpf, userfaultfd
     *(248, 249, 250),  # add_key, request_key, keyctl
     *(272, 308, 300, 304),  # unshare, setns, fanotify_init, open_by_handle_at
     *(428, 429, 430, 431, 432, 433, 442, 443, 467),  # the new mount interface, quotactl_fd

@@ -114,3 +114,20 @@ def test_whiteouts_and_opaque_directories(tmp_path: Path) -> None:
         Change("dir/b/c", "deleted"),
         Change("gone", "deleted"),
     ]
+
+
+def test_what_lies_behind_a_link_of_the_tree_is_not_the_trees(tmp_path: Path) -> None:
+    """An agent may put a directory where the tree has a link to one of the host's: nothing there is read, listed or compared."""
+    host, tree, upper = tmp_path / "host", tmp_path / "tree", tmp_path / "upper"
+    for directory in (host, tree, upper / "data"):
+        directory.mkdir(parents=True)
+    (host / "secret").write_text("same")
+    (tree / "data").symlink_to(host)
+    (tree / "endless").symlink_to("/dev")
+    (upper / "data" / "secret").write_text("same")
+    (upper / "endless").mkdir()
+    (upper / "endless" / "zero").write_text("x")
+    output = io.BytesIO()
+    transfer.pack(str(upper), output, overlay=True)
+    found = {change.path: change.kind for change in archive.changes(output.getvalue(), tree)}
+    assert found == {"data": "directory", "data/secret": "file", "endless": "directory", "endless/zero": "file"}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import tempfile
 from functools import partial
 from typing import IO
@@ -41,14 +42,16 @@ def named(names: set[str]) -> list[Exploit]:
     return [exploit for exploit in EXPLOITS if exploit.name in names]
 
 
-def _write(exploits: list[Exploit], results: IO[str]) -> None:
+def _write(exploits: list[Exploit], results: IO[str], open_files: int = 0) -> None:
+    if open_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     json.dump(asyncio.run(play(exploits)), results)
     results.flush()
 
 
-def played_by_an_ordinary_user(exploits: list[Exploit]) -> list[Row]:
+def played_by_an_ordinary_user(exploits: list[Exploit], open_files: int = 0) -> list[Row]:
     with tempfile.TemporaryFile("w+") as results:
-        as_ordinary_user(partial(_write, exploits, results))
+        as_ordinary_user(partial(_write, exploits, results, open_files))
         results.seek(0)
         rows: list[Row] = json.load(results)
     return rows
@@ -90,6 +93,12 @@ def test_an_agent_cannot_turn_its_zero_into_a_failure_by_filling_memory() -> Non
     rows = asyncio.run(play(named({"fills-memory-that-nobody-owns-while-being-graded"})))
     sound(rows)
     assert rows[0]["outcome"] == "tampered"
+
+
+def test_descriptors_under_way_take_nobody_down() -> None:
+    """The kernel counts them per user and compares with the sender's own limit, which agents used to outgrow: no trial could go on."""
+    if os.geteuid() == 0 and not problems("rootless"):
+        sound(played_by_an_ordinary_user([*named({"holds-descriptors-in-flight"}), next(controls())], open_files=1024))
 
 
 @pytest.mark.slow
