@@ -15,6 +15,7 @@ from tests.trainer.audit import audit
 from tests.trainer.proxy.conftest import Rollout
 from tests.trainer.scripted import call, calls, say
 from trainer.engine.base import EngineError
+from trainer.proxy.limits import Patience
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -46,6 +47,35 @@ async def test_claude_code_is_one_branch(rollout: Rollout, tmp_path: Path) -> No
     audit(capture, rollout.engine)
     (sample,) = capture.samples()
     assert (sample.reason, sample.excluded, capture.policy_turns) == (BranchReason.ROOT, None, 4)
+
+
+@pytest.mark.claude
+@pytest.mark.parametrize("patience", [Patience(keep_alive=0.2)])
+async def test_claude_code_takes_empty_deltas_before_the_first_block_for_nothing(rollout: Rollout, tmp_path: Path) -> None:
+    rollout.engine.script = [
+        call("Bash", command="ls", description="List"),
+        "<think>\nOne file.\n</think>\n\n" + call("Bash", "So.", command="pwd", description="d"),
+        say("Done."),
+    ]
+    rollout.engine.gate = asyncio.Event()
+
+    async def now_and_then() -> None:
+        assert rollout.engine.gate is not None
+        while True:
+            await asyncio.sleep(1)
+            rollout.engine.gate.set()
+            await asyncio.sleep(0)
+            rollout.engine.gate.clear()
+
+    slow = asyncio.create_task(now_and_then())
+    try:
+        assert (await claude(rollout, tmp_path))["result"] == "Done."
+    finally:
+        slow.cancel()
+    capture = await rollout.close()
+    audit(capture, rollout.engine)
+    (sample,) = capture.samples()
+    assert (sample.excluded, capture.policy_turns) == (None, 3)
 
 
 @pytest.mark.claude
