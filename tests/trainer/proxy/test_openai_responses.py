@@ -159,6 +159,7 @@ async def test_overflow_ends_codex(rollout: Rollout) -> None:
     assert (await rollout.close()).over_length
 
 
-async def test_stored_responses_are_refused(rollout: Rollout) -> None:
-    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
-        await ask(rollout, "Go on.", previous_response_id="resp_1")
+@pytest.mark.parametrize("more", [{"previous_response_id": "resp_1"}, {"items": [{"type": "item_reference", "id": "msg_1"}]}])
+async def test_stored_responses_are_refused(rollout: Rollout, more: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError, match="no response is stored here"):
+        await ask(rollout, more.pop("items", "Go on."), **more)

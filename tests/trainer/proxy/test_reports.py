@@ -177,3 +177,13 @@ async def test_streamed_arguments_are_whole_and_the_stop_reason_follows_the_call
                 pieces[part.index] = pieces.get(part.index, "") + part.function.arguments
     assert [json.loads(text) for text in pieces.values()] == given
     assert reasons == {None, "tool_calls"}
+
+
+async def test_any_model_name_is_the_policy(rollout: Rollout) -> None:
+    """Pain 26: side calls name models of their own; the list of models holds none that a client could miss."""
+    rollout.engine.script = [say("One."), say("Two.")]
+    for name in ("claude-haiku-4-5-20251001", "no-such-model"):
+        assert (await ask(rollout, START, model=name, extra_headers={"x-session-id": name})).model == name
+    assert [model async for model in rollout.openai.models.list()] == []
+    assert [model async for model in rollout.anthropic.models.list()] == []
+    assert rollout.engine.started == 2

@@ -37,7 +37,7 @@ class OpenAIResponses:
     def parse(self, body: Any, headers: Mapping[str, str]) -> Request:
         body = an_object(body, "the body")
         if body.get("previous_response_id"):
-            raise Refusal(Reason.BAD_REQUEST, "previous_response_id is not supported: no response is stored, send the whole input")
+            raise _not_stored("previous_response_id")
         tools, origins, unnamed = read(body, _all_tools, body.get("tools") or [], "tools")
         messages = [Message("system", a_string(text, "instructions"))] if (text := body.get("instructions")) else []
         messages += _conversation(body.get("input"))
@@ -127,7 +127,13 @@ def _given(item: dict[str, Any], kind: str, where: str) -> Message:
     if kind.endswith("_output"):
         text = content_text(item.get("output"), f"{where}.output")
         return Message("tool", text, tool_call_id=a_string(item.get("call_id"), f"{where}.call_id"))
+    if kind == "item_reference":
+        raise _not_stored(f"{where}.type item_reference")
     return Message("user", f"[{kind}]")
+
+
+def _not_stored(what: str) -> Refusal:
+    return Refusal(Reason.BAD_REQUEST, f"{what} is not supported: no response is stored here, send the whole input and `store: false`")
 
 
 def _all_tools(items: Any, where: str) -> tuple[Tools, dict[str, Origin], frozenset[str]]:
