@@ -7,7 +7,6 @@ from itertools import takewhile
 
 from server.schemas.capture import BranchClass, BranchReason
 from trainer.capture.conversations import SIDE, Reading
-from trainer.capture.graph import Turn
 
 OPENINGS = {
     BranchClass.POLICY: BranchReason.ROOT,
@@ -17,43 +16,40 @@ OPENINGS = {
 }
 
 
-def reasons(readings: Sequence[Reading], lost: Set[int]) -> tuple[dict[int, BranchReason], dict[int, BranchReason]]:
-    """Turn index → why a branch starts there, and turn index → why the harness went on without the turn.
+def reasons(readings: Sequence[Reading], lost: Set[int]) -> dict[int, BranchReason]:
+    """Turn index → why a branch starts there, for turns where one does.
 
-    At a fork both sides get the reason: whichever of them becomes the side branch, it knows why. Of answers to one request, those in
-    `lost` never reached the harness, so the one that did stands in their place.
+    Where the harness went on without a turn, the turn is the side branch and the one that took its place goes on with the old one. So it
+    is with answers to one request: one of `lost`, which never reached the harness, makes room for one that did.
     """
     found: dict[int, BranchReason] = {}
-    left: dict[int, BranchReason] = {}
     tips: dict[tuple[int, BranchClass], Reading] = {}
-    gone_on = set[int]()
     answers: dict[bytes, Reading] = {}
+    gone_on = set[int]()
     for reading in readings:
-        tip, rival = tips.get(reading.group), answers.setdefault(reading.turn.call, reading)
+        tip, rival, index = tips.get(reading.group), answers.setdefault(reading.turn.call, reading), reading.turn.index
         before = reading.before if reading.extends and reading.before and reading.before.group == reading.group else None
+        replaced = None
         if tip is None or (before is None and reading.branch_class in SIDE):
-            found[reading.turn.index] = OPENINGS[reading.branch_class]
+            found[index] = OPENINGS[reading.branch_class]
         elif rival is not reading:
-            retried = rival if rival.turn.index in lost and reading.turn.index not in lost else reading
-            if retried is rival:
-                answers[reading.turn.call] = reading
-                found |= {reading.turn.index: found[rival.turn.index]} if rival.turn.index in found else {}
-            found[retried.turn.index] = BranchReason.RETRY
+            found[index] = BranchReason.RETRY
+            if rival.turn.index in lost and index not in lost:
+                answers[reading.turn.call], replaced = reading, rival
         elif before is None or before.turn.index in gone_on:
-            reason = found[reading.turn.index] = _fork(reading, tip)
-            behind = _left_behind(reading, tip)
-            if behind is not None:
-                left.setdefault(behind.index, reason)
+            found[index] = _fork(reading, tip)
+            replaced = tip if found[index] is BranchReason.MALFORMED_TURN else None
+        if replaced is not None and replaced.before is reading.before:
+            _change_places(found, index, replaced.turn.index)
         if before is not None:
             gone_on.add(before.turn.index)
         tips[reading.group] = reading
-    return found, left
+    return found
 
 
-def _left_behind(reading: Reading, tip: Reading) -> Turn | None:
-    """The first turn of the old line that the new one does not share."""
-    mine = set(map(id, reading.nodes))
-    return next((node for node in [*tip.nodes, tip.turn] if isinstance(node, Turn) and id(node) not in mine), None)
+def _change_places(found: dict[int, BranchReason], new: int, old: int) -> None:
+    reason, inherited = found.pop(new), found.pop(old, None)
+    found |= {old: reason} if inherited is None else {old: reason, new: inherited}
 
 
 def _fork(reading: Reading, tip: Reading) -> BranchReason:

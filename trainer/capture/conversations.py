@@ -20,6 +20,7 @@ from functools import cached_property
 
 from server.schemas.capture import BranchClass
 from trainer.capture.graph import Node, Turn
+from trainer.capture.message import Key
 
 SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 """Claude Code keeps only the inside of this block."""
@@ -81,8 +82,11 @@ class Reading:
 
     def holds(self, turn: Turn) -> bool:
         """In place or as a message; texts have no id and are known by their words."""
-        key = turn.message.key
-        return turn.index in self.echoed or any(node.message.key == key for node in self.nodes)
+        return turn.index in self.echoed or turn.message.key in self._keys
+
+    @cached_property
+    def _keys(self) -> frozenset[Key]:
+        return frozenset(node.message.key for node in self.nodes)
 
     def says(self, text: str, *, assistants: bool) -> bool:
         return any(text in node.message.content for node in self.nodes if assistants or node.message.role != "assistant")
@@ -119,7 +123,8 @@ def _by_call(node: Node, turns: Mapping[str, Turn]) -> Turn | None:
 
 def _replaced_by(reading: Reading, earlier: Sequence[Reading]) -> Reading | None:
     """The call just before, in the same thread, whose text is quoted where the history used to be."""
-    last = next((other for other in reversed(earlier) if other.turn.thread == reading.turn.thread), None)
+    thread = (other for other in reversed(earlier) if other.turn.thread == reading.turn.thread)
+    last = next((other for other in thread if other.turn.side is not BranchClass.AUXILIARY), None)
     if last is None or last.turn.message.tool_calls or last.continued or last.turn.index in reading.echoed:
         return None
     elsewhere = last.opening != reading.opening
@@ -153,7 +158,8 @@ def _known(reading: Reading, turns: Sequence[Reading]) -> Reading | None:
         return mine[-1] if mine else None
     named = any(other.turn.thread for other in turns)  # then the nameless thread is one conversation (Claude Code)
     for other in reversed(mine):
-        if named or other.turn.index in reading.echoed:
+        told = len(other.turn.message.content) >= TELLING or other.turn.message.tool_calls
+        if named or (told and reading.holds(other.turn)):
             return other
         first = next(one for one in mine if one.conversation == other.conversation)
         same = reading.summary is not None or other.branch_class is BranchClass.POLICY or reading.starts_like(first)

@@ -15,8 +15,8 @@ from trainer.capture.conversations import Reading
 from trainer.capture.graph import Node, Turn
 from trainer.capture.sample import Sample
 
-REWRITTEN = (BranchReason.COMPACTION, BranchReason.HISTORY_EDITED, BranchReason.TOOLS_CHANGED, BranchReason.TEMPLATE_STRIP)
-"""Where the history of a conversation is another one from here on."""
+FORKS = frozenset(BranchReason) - {BranchReason.ROOT, BranchReason.SUB_AGENT, BranchReason.SUMMARY, BranchReason.AUXILIARY}
+"""Reasons of branches that leave another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,46 +32,48 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A candidate: the turns of one conversation up to a leaf, and those of other conversations that lie before it."""
+    """A candidate: the turns of one conversation up to a leaf. `starts` are the reasons on it, by turn."""
 
     turns: list[Turn]
-    reading: Reading
-    left: bool
-    """The harness went on without a turn of it."""
+    leaf: Reading
+    starts: Mapping[int, BranchReason]
     excluded: Exclusion | None
 
     @property
-    def rank(self) -> tuple[bool, bool, int, bool, int]:
+    def forks(self) -> int:
+        return sum(self.starts.get(turn.index) in FORKS for turn in self.turns)
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int, int]:
         lost = self.excluded is Exclusion.UNDELIVERED
-        return lost, self.excluded is not None, -len(self.turns), self.left, self.turns[-1].index
+        return lost, self.excluded is not None, self.forks, -len(self.turns), self.leaf.turn.index
+
+    def reason(self, first: Turn) -> BranchReason:
+        """Why the part of the line begins that a turn is in."""
+        here = [self.starts[turn.index] for turn in self.turns if turn.index <= first.index and turn.index in self.starts]
+        return here[-1]
 
 
 def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branch]:
     """Branches in the order of their first owned turn.
 
-    A shared turn goes to a branch that is trained before one that is not, then to the one with more turns, then to the one that the
-    harness went on with. A branch longer than `context` tokens is excluded, never cut.
+    A shared turn goes to a branch that is trained before one that is not, then to the one whose history was rewritten less often, then to
+    the one with more turns. A branch longer than `context` tokens is excluded, never cut.
     """
     readings, lost = conversations.read(turns), undelivered(turns)
-    starts, left = reasons(readings, lost)
+    starts = reasons(readings, lost)
     inner = {before.turn.index for reading in readings if reading.turn.index not in lost for before in _line(reading)[:-1]}
-    lines = []
-    for reading in readings:
-        if reading.turn.index not in inner:
-            line = [other.turn for other in _line(reading)]
-            excluded = _exclusion(reading, lost, context)
-            if rule is TrainRule.PARENT_EXACT:
-                excluded = excluded or _off_parent(line, reading, starts)
-            lines.append(_Line(line, reading, any(turn.index in left for turn in line), excluded))
+    lines = [
+        _Line([other.turn for other in _line(reading)], reading, starts, _exclusion(reading, lost, context))
+        for reading in readings
+        if reading.turn.index not in inner
+    ]
     found, taken = [], set[int]()
-    for candidate in sorted(lines, key=lambda line: line.rank):
-        owned = tuple(turn for turn in candidate.turns if turn.index not in taken)
+    for line in sorted(lines, key=lambda line: line.rank):
+        owned = tuple(turn for turn in line.turns if turn.index not in taken)
         taken.update(turn.index for turn in owned)
-        first = owned[0].index
-        reason, excluded = starts.get(first) or left.get(first) or BranchReason.ROOT, candidate.excluded
-        if rule is TrainRule.PARENT_EXACT and reason is not BranchReason.ROOT:
-            excluded = excluded or Exclusion.UNALIGNED
-        found.append(Branch(tuple(candidate.reading.turn.turns()), owned, reason, candidate.reading.branch_class, excluded))
+        excluded = line.excluded or (_off_parent(line) if rule is TrainRule.PARENT_EXACT else None)
+        found.append(Branch(tuple(line.leaf.turn.turns()), owned, line.reason(owned[0]), line.leaf.branch_class, excluded))
     return sorted(found, key=lambda branch: branch.owned[0].index)
 
 
@@ -84,12 +86,11 @@ def _line(reading: Reading) -> list[Reading]:
     return line[::-1]
 
 
-def _off_parent(line: Sequence[Turn], leaf: Reading, starts: Mapping[int, BranchReason]) -> Exclusion | None:
+def _off_parent(line: _Line) -> Exclusion | None:
     """The paper isolates sub-agents from the parent's capture, and leaves out what follows a rewritten history (3.2.2, 4.4)."""
-    if leaf.branch_class is BranchClass.SUB_AGENT:
+    if line.leaf.branch_class is BranchClass.SUB_AGENT:
         return Exclusion.OTHER_THREAD
-    rewritten = leaf.branch_class is not BranchClass.POLICY or any(starts.get(turn.index) in REWRITTEN for turn in line)
-    return Exclusion.UNALIGNED if rewritten else None
+    return Exclusion.UNALIGNED if line.forks or line.leaf.branch_class is not BranchClass.POLICY else None
 
 
 def undelivered(turns: Sequence[Turn]) -> set[int]:
