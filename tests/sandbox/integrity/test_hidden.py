@@ -1,0 +1,217 @@
+"""Hidden pytest tests: honest trees pass whatever the tests look like, and the twins are tests that no honest tree passes."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.integrity import hidden, policy
+from sandbox.redteam import targets
+from sandbox.runner.drive import Room
+from sandbox.runner.outcomes import decide
+from server.schemas.outcome import Cause, Failed, Scored, Termination
+from server.schemas.runspec import RunSpec
+from tests.sandbox.support import needs_sandbox, play, script_room
+
+MANY_STYLES = '''
+"""Every kind of test that a task may have."""
+import math, pathlib
+import pytest
+from calc import add, scale
+
+CASES = [(1, 2, 3), (2, 2, 4)]
+
+
+@pytest.fixture
+def five():
+    return add(2, 3)
+
+
+def test_fixture(five, shared):
+    assert five == 5 == shared
+    assert five is not None
+
+
+@pytest.mark.parametrize(("a", "b", "total"), [*CASES, pytest.param(0, 0, 0, id="a space: and [brackets]")])
+def test_cases(a, b, total):
+    assert add(a, b) == total
+
+
+class TestMethods:
+    def test_method(self):
+        assert scale([1], 2) == [2]
+
+    class TestNested:
+        def test_deep(self):
+            assert {"sum": add(1, 1)} == {"sum": 2}
+            assert {add(1, 1)} == {2}
+
+
+def test_loop_that_may_be_empty():
+    for a, b, total in CASES[:0]:
+        assert add(a, b) == total
+
+
+def test_early_return():
+    if add(1, 1) == 2:
+        return
+    assert add(1, 1) == 2
+
+
+def test_raises():
+    with pytest.raises(TypeError, match="unsupported|can only"):
+        add(1, "x")
+
+
+def test_approximately():
+    assert add(0.1, 0.2) == pytest.approx(0.3)
+    assert add(1e300, 0.0) == 1e300
+    assert math.inf == add(math.inf, 1)
+
+
+def test_identity():
+    assert (add(1, 1) == 2) is True
+    assert {}.get("x") is None
+
+
+def test_membership_and_order():
+    assert add(1, 1) in [1, 2, 3]
+    assert add(1, 1) < 3 and add(1, 1) != 3
+
+
+def test_only_a_call():
+    assert all(value for value in scale([1, 2], 3))
+
+
+def test_text_and_bytes(tmp_path):
+    (tmp_path / "x").write_bytes(b"%d" % add(1, 1))
+    assert (tmp_path / "x").read_bytes() == b"2"
+    assert str(add(1, 1)) == "2"
+
+
+def test_expected_is_computed():
+    expected = sum([1, 2])
+    assert add(1, 2) == expected, "message"
+
+
+def test_without_any_assertion():
+    add(1, 2)
+'''
+
+
+def spec(tasks: Path) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "model": {"path": "builtin:none"},
+            "harnesses": [{"name": "mini-swe-agent", "version": "2.4.6"}],
+            "data": {"train": str(tasks)},
+            "sandbox": {"concurrency": 4, "limits": {"memory_mb": 256, "processes": 32, "cpu_s": 20, "disk_mb": 16}},
+        }
+    )
+
+
+def task(directory: Path, tests: str = MANY_STYLES) -> Path:
+    targets.write(directory)
+    for other in directory.iterdir():
+        if other.name != "calc":
+            other.rename(directory.parent / other.name)
+    calc = directory / "calc"
+    (calc / "tests" / "test_hidden.py").write_text(tests)
+    (calc / "environment" / "workspace" / "conftest.py").write_text("import pytest\n\n\n@pytest.fixture\ndef shared():\n    return 5\n")
+    return calc
+
+
+def outcome_of(directory: Path, script: str) -> Scored | Failed:
+    async def main() -> Scored | Failed:
+        async with script_room(spec(directory)) as room:
+            assert isinstance(room, Room)
+            return decide((await play(room, script))[0])
+
+    return asyncio.run(main())
+
+
+@needs_sandbox
+def test_an_honest_tree_passes_and_keeps_its_own_tests(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    task(tmp_path / "tasks")
+    script = f"{targets.FIX}; sed -i 's/5/6/' conftest.py; printf 'def test_mine(): pass\\n' > tests/test_mine.py"
+    outcome = outcome_of(tmp_path / "tasks", script)
+    assert isinstance(outcome, Scored)
+    assert (outcome.reward, outcome.termination) == (1, Termination.COMPLETED)
+    assert outcome.evidence == ["put back for grading: conftest.py", "put back for grading: tests/test_mine.py"]
+
+
+@needs_sandbox
+def test_a_task_whose_tests_cannot_be_read_is_our_failure(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    task(tmp_path / "tasks", tests="def test_x(:\n")
+    outcome = outcome_of(tmp_path / "tasks", targets.FIX)
+    assert isinstance(outcome, Failed)
+    assert outcome.cause is Cause.VERIFIER and "tests/test_hidden.py is not Python" in outcome.detail
+
+
+def checked(directory: Path, variant: hidden.Variant) -> dict[str, object]:
+    text = hidden.check(directory, variant)
+    assert text is not None
+    plan = ast.literal_eval(text.partition("\n")[0].removeprefix("PLAN = "))
+    assert isinstance(plan, dict)
+    return plan
+
+
+def test_twins_cover_what_they_can(tmp_path: Path) -> None:
+    calc = task(tmp_path)
+    everything = checked(calc, "tests")["tests"]
+    assert isinstance(everything, list) and len(everything) == 14
+    assert checked(calc, "twin A")["tests"] == everything
+    values = checked(calc, "twin B")["tests"]
+    assert isinstance(values, list)
+    names = {name.rpartition("::")[2] for name in values}
+    assert names == {
+        *("test_fixture", "test_cases", "test_method", "test_deep", "test_approximately", "test_identity", "test_text_and_bytes"),
+        "test_expected_is_computed",
+    }
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@given(VALUES)
+def test_a_changed_value_is_another_value(value: object) -> None:
+    if any(word in repr(value) for word in ("inf", "nan")):
+        return
+    changed = ast.literal_eval(ast.unparse(ast.fix_missing_locations(hidden._changed(ast.parse(repr(value), mode="eval").body, "_x"))))
+    assert changed != value
+
+
+@given(VALUES)
+def test_a_value_that_is_computed_is_changed_when_it_is_compared(value: object) -> None:
+    space: dict[str, object] = {}
+    exec(hidden._CHANGED.format(name="changed"), space)  # noqa: S102
+    changed = space["changed"]
+    assert callable(changed)
+    assert changed(value) != value
+
+
+def test_what_is_put_back() -> None:
+    names = [
+        "calc.py",
+        ".git/config",
+        "sub/.git/HEAD",
+        "conftest.py",
+        "a/tests/x.py",
+        "tests",
+        "x.pyc",
+        "pytest/__init__.py",
+        "pyproject.toml",
+    ]
+    changes = [("file", name, 0o644, b"") for name in names]
+    assert [step[1] for step in policy.split(changes, runs_tests=True)[0]] == ["calc.py", "pyproject.toml"]
+    assert policy.split(changes, runs_tests=False)[1] == [".git/config", "sub/.git/HEAD"]
