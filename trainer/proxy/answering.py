@@ -24,9 +24,9 @@ async def answer(line: Line, dialect: Dialect, session: Session, request: Reques
             stream = TurnStream(rendering, flight.scaffold, dialect.writer(request, flight.prompt_tokens, answer_id))
             await _stream(line, dialect, flight, stream, patience.keep_alive)
         else:
-            await line.wait(flight.turn())
-            await line.answer(200, json.dumps(dialect.encode(await flight.turn(), request, answer_id)))
-        (await flight.turn()).sent = True
+            await line.wait(flight.landing)
+            await line.answer(200, json.dumps(dialect.encode(flight.landing.result(), request, answer_id)))
+        flight.landing.result().sent = True
     finally:
         session.leave(flight)
 
@@ -38,9 +38,9 @@ async def _stream(line: Line, dialect: Dialect, flight: Flight, stream: TurnStre
     makes harnesses end the run or keep half a turn.
     """
     seen, shown, written = 0, False, time.monotonic()
-    while not flight.done:
+    while not flight.landing.done():
         await line.wait(flight.news(seen), max(0.0, written + keep_alive - time.monotonic()))
-        if flight.done:
+        if flight.landing.done():
             break
         new = flight.tokens[seen:]
         seen += len(new)
@@ -55,7 +55,7 @@ async def _stream(line: Line, dialect: Dialect, flight: Flight, stream: TurnStre
             await line.events(text, more=True)
             written = time.monotonic()
     try:
-        turn = await flight.turn()
+        turn = flight.landing.result()
     except Refusal as refusal:
         if line.started:
             await line.events("" if shown else stream.break_off(dialect.refuse(refusal)[1]), more=False)

@@ -12,7 +12,7 @@ from trainer.capture.graph import Turn
 class Flight:
     """Clients read `tokens` at their own pace, so a slow one holds nobody up and costs no buffer of its own.
 
-    `tokens` are those that the engine streamed; the turn holds all of them. `waiters` counts the clients.
+    `tokens` are those that the engine streamed; the turn, on which `landing` is done, holds all of them. `waiters` counts the clients.
     """
 
     def __init__(self, call: bytes, prompt_tokens: int, scaffold: list[int]) -> None:
@@ -20,14 +20,14 @@ class Flight:
         self.tokens: list[int] = []
         self.waiters = 0
         self.task: asyncio.Task[Turn] | None = None
-        self._turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self.landing: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._sleepers: list[asyncio.Future[None]] = []
 
     @classmethod
     def over(cls, turn: Turn) -> Flight:
         """One that has landed: a stored answer."""
         flight = cls(turn.call, turn.prompt_tokens, turn.ids[: turn.scaffold].tolist())
-        flight._turn.set_result(turn)
+        flight.landing.set_result(turn)
         return flight
 
     def take_off(self, sampling: Coroutine[Any, Any, Turn], name: str) -> asyncio.Task[Turn]:
@@ -40,24 +40,24 @@ class Flight:
         self.tokens += ids
         self._wake()
 
-    @property
-    def done(self) -> bool:
-        return self._turn.done()
-
     async def turn(self) -> Turn:
         """Raises what the call raised. Cancelling the caller leaves the call alone."""
-        return await asyncio.shield(self._turn)
+        return await asyncio.shield(self.landing)
 
-    async def news(self, seen: int) -> None:
-        """Wait until there are more than `seen` tokens, or the turn."""
-        while len(self.tokens) <= seen and not self._turn.done():
-            sleeper = asyncio.get_running_loop().create_future()
-            self._sleepers.append(sleeper)
-            await sleeper
+    def news(self, seen: int) -> asyncio.Future[Any]:
+        """Done when there are more than `seen` tokens, or the turn."""
+        if self.landing.done():
+            return self.landing
+        news = asyncio.get_running_loop().create_future()
+        if len(self.tokens) > seen:
+            news.set_result(None)
+        else:
+            self._sleepers.append(news)
+        return news
 
     def cancel(self, why: Exception) -> bool:
         """Abort the call; whoever still waits gets `why`. False when the turn was there already."""
-        if self._turn.done() or self.task is None:
+        if self.landing.done() or self.task is None:
             return False
         self._fail(why)
         self.task.cancel()
@@ -65,22 +65,19 @@ class Flight:
         return True
 
     def _land(self, task: asyncio.Task[Turn]) -> None:
-        if self._turn.done():
+        if self.landing.done() or task.cancelled():
             return
-        if task.cancelled():
-            self._turn.cancel()
-        elif error := task.exception():
+        if error := task.exception():
             self._fail(error)
         else:
-            self._turn.set_result(task.result())
+            self.landing.set_result(task.result())
         self._wake()
 
     def _fail(self, error: BaseException) -> None:
-        self._turn.set_exception(error)
-        self._turn.exception()  # it is no fault when nobody is left to hear of it
+        self.landing.set_exception(error)
+        self.landing.exception()  # it is no fault when nobody is left to hear of it
 
     def _wake(self) -> None:
         for sleeper in self._sleepers:
-            if not sleeper.done():
-                sleeper.set_result(None)
+            sleeper.set_result(None)
         self._sleepers.clear()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable
-from typing import Self, TypeVar
+from typing import Any, Self
 
 from starlette.types import Message, Receive, Send
 
@@ -14,8 +13,6 @@ from trainer.proxy.dialects import Dialect
 from trainer.proxy.refusal import Refusal
 
 JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
-
-T = TypeVar("T")
 
 
 class ClientGone(Exception):
@@ -40,17 +37,12 @@ class Line:
         self._watch.cancel()
         await asyncio.wait({self._watch})
 
-    async def wait(self, work: Awaitable[T], seconds: float | None = None) -> T | None:
-        """The result of `work`, None after `seconds`; it is cancelled when it is not awaited to its end. Raises ClientGone."""
+    async def wait(self, future: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Until `future` is done, or `seconds` have passed. Raises ClientGone."""
         assert self._watch is not None  # noqa: S101 entered
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self._watch}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self._gone:
-                raise ClientGone
-            return task.result() if task.done() else None
-        finally:
-            task.cancel()
+        await asyncio.wait({future, self._watch}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._gone:
+            raise ClientGone
 
     async def answer(self, status: int, body: str, media_type: bytes = JSON) -> None:
         """A whole answer."""

@@ -131,7 +131,9 @@ class Session:
         try:
             generation = await self._engine.generate(self.rollout_id, place.prompt(), sampling, first, flight.take)
             _check(generation)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if flight.landing.done():  # cancelled by us
+                raise
             # The engine is another room's code: whatever it raises makes the trial Failed(engine) instead of hanging the harness.
             self.capture.engine_error = f"{type(error).__name__}: {error}"
             log.exception("engine call of rollout %s failed", self.rollout_id)

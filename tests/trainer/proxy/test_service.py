@@ -249,7 +249,7 @@ async def test_lone_surrogates_are_text(rollout: Rollout) -> None:
     body = b'{"messages": [{"role": "user", "content": "\\ud800 \\udc00x"}]}'
     answer = await rollout.http.post(f"{rollout.url}/v1/chat/completions", content=body, headers={"x-api-key": rollout.key})
     assert answer.status_code == 200
-    assert (await say_hello(rollout)).tool_calls[0].function.arguments == '{"command": "\\ud800"}'
+    assert (await say_hello(rollout)).tool_calls[0].function.arguments == '{"command": "\\ufffd"}'
     assert (await rollout.close()).record("t").model_dump_json()
 
 

@@ -116,6 +116,17 @@ async def test_trouble_that_does_not_pass_ends_the_rollout(rollout: Rollout, pat
     assert (await rollout.close()).engine_error == "EngineUnavailable: no free replica"
 
 
+async def test_an_engine_that_cancels_its_own_call_has_failed(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cancelled(*_: Any) -> Generation:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(rollout.engine, "generate", cancelled)
+    with pytest.raises(openai.NotFoundError, match="no longer available"):
+        await rollout.openai.chat.completions.create(model="m", messages=HELLO)
+    capture = await rollout.close()
+    assert capture.engine_error == "CancelledError: " and capture.cancelled == 0
+
+
 async def test_after_text_a_final_failure_ends_the_stream_without_an_error_event(rollout: Rollout) -> None:
     gate, got = asyncio.Event(), ""
     rollout.engine.script = [["I look ", "at it. ", gate, EngineError("the weights are gone")]]
