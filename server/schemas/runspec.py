@@ -92,13 +92,13 @@ class Admission(_Section):
     """A gate in front of the engine: a rollout that would push out another one's KV waits. Passing takes a resident prefix, or room."""
 
     enabled: bool = False
-    watermark: float = Field(default=0.9, gt=0, le=1)
+    watermark: float = Field(default=0.85, gt=0, le=1)
     """Share of the KV cache that rollouts under way may own before new ones wait."""
-    resident_prefix: float = Field(default=0.5, gt=0, le=1)
+    resident_prefix: float = Field(default=0.8, gt=0, le=1)
     """Share of a prompt that must still be cached for a call to pass in any case."""
-    ownership_s: float = Field(default=30, ge=0)
+    ownership_s: float = Field(default=60, ge=0)
     """How long a rollout owns its KV behind a call."""
-    max_wait_s: float = Field(default=60, ge=0)
+    max_wait_s: float = Field(default=120, ge=0)
 
 
 class Rollout(_Section):
