@@ -18,12 +18,13 @@ from trainer.capture.graph import Graph, Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import Generation
+from trainer.proxy.blocks import Blocks, Call, Close, Delta, Open
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.rendering import Rendering
-from trainer.proxy.streaming import Blocks, Call, Close, Delta, Open, TurnStream
+from trainer.proxy.streaming import TurnStream
 
 TOKENIZER = make_tokenizer()
 RENDERING = Rendering(TOKENIZER)

@@ -10,10 +10,11 @@ from typing import Any
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, Role, ToolCall
 from trainer.capture.request import Request, Tools
+from trainer.proxy.blocks import Blocks, Call, Close, Delta, Event, Open
 from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, header, join, sse, wrong
 from trainer.proxy.dialects.reader import read
 from trainer.proxy.refusal import Reason, Refusal
-from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Open, Writer
+from trainer.proxy.streaming import Writer
 
 KNOWN = frozenset(
     {

@@ -8,9 +8,9 @@ from typing import Any
 from trainer.capture.graph import Turn
 from trainer.capture.message import ToolCall
 from trainer.capture.request import Request
+from trainer.proxy.blocks import Blocks, Call, Close, Delta, Event, Kind, Open
 from trainer.proxy.dialects import responses_items as items
 from trainer.proxy.dialects.fields import sse
-from trainer.proxy.streaming import Blocks, Call, Close, Delta, Event, Kind, Open
 
 
 class ResponsesEvents:

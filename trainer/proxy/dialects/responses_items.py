@@ -10,7 +10,7 @@ from typing import Any
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
-from trainer.proxy.streaming import Kind
+from trainer.proxy.blocks import Kind
 
 
 @dataclass(frozen=True, slots=True)
