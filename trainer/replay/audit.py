@@ -19,17 +19,15 @@ def violations(capture: Capture, calls: Sequence[Call], rule: TrainRule) -> Iter
     for name in ("engine_error", "proxy_error"):
         if error := getattr(capture, name):
             yield f"{name}: {error}"
-    known = {bytes(np.asarray([*call.prompt, *call.ids], np.int32)): call for call in calls if call.completed}
+    known: dict[bytes, list[Call]] = {}
+    for call in calls:
+        if call.completed:
+            known.setdefault(np.asarray([*call.prompt, *call.ids], np.int32).tobytes(), []).append(call)
     turns = capture.graph.turns
     for turn in turns:
         whole = np.concatenate([node.ids for node in turn.path()])
-        call = known.get(whole.tobytes())
-        if call is None:
-            yield f"turn {turn.index}: its path is no prompt and answer of the engine"
-        elif len(call.prompt) != turn.prompt_tokens or turn.sampled.tolist() != call.ids:
-            yield f"turn {turn.index}: the sampled ids begin at another place than the engine's"
-        elif not np.array_equal(turn.log_probs, np.asarray(call.log_probs(), np.float32)):
-            yield f"turn {turn.index}: log-probabilities differ from the engine's"
+        if problem := _differs(known.get(whole.tobytes(), []), turn.prompt_tokens, turn.sampled, turn.log_probs):
+            yield f"turn {turn.index}: {problem}"
     samples = capture.samples(rule)
     masked, total = sum(int(sample.mask.sum()) for sample in samples), sum(len(turn.sampled) for turn in turns)
     if masked != total or total != capture.sampled_tokens:
@@ -41,13 +39,22 @@ def violations(capture: Capture, calls: Sequence[Call], rule: TrainRule) -> Iter
         yield from (f"sample {n}: {problem}" for problem in _sample(sample, known))
 
 
-def _sample(sample: Sample, known: dict[bytes, Call]) -> Iterator[str]:
+def _sample(sample: Sample, known: dict[bytes, list[Call]]) -> Iterator[str]:
     if sample.log_probs[~sample.mask].any() or (sample.versions[~sample.mask] != -1).any() or (sample.versions[sample.mask] < 0).any():
         yield "log-probability or version where nothing was sampled"
     edges = np.diff(np.concatenate([[0], sample.mask.astype(np.int8), [0]]))
     for start, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
-        call = known.get(sample.tokens[:end].astype(np.int32).tobytes())
-        if call is None or len(call.prompt) != start:
-            yield f"the mask of tokens {start} to {end} is no sampled turn in its own context"
-        elif not np.array_equal(sample.log_probs[start:end], np.asarray(call.log_probs(), np.float32)):
-            yield f"log-probabilities of tokens {start} to {end} differ from the engine's"
+        calls = known.get(sample.tokens[:end].astype(np.int32).tobytes(), [])
+        if problem := _differs(calls, int(start), sample.tokens[start:end], sample.log_probs[start:end]):
+            yield f"mask of tokens {start} to {end}: {problem}"
+
+
+def _differs(calls: Sequence[Call], prompt: int, sampled: np.ndarray, log_probs: np.ndarray) -> str:
+    """Why a context that ends in a sampled turn is none of the engine's calls with the same ids; empty when it is one."""
+    if not calls:
+        return "its context is no prompt and answer of the engine"
+    calls = [call for call in calls if len(call.prompt) == prompt and call.ids == sampled.tolist()]
+    if not calls:
+        return "the sampled ids begin at another place than the engine's"
+    same = any(np.array_equal(log_probs, np.asarray(call.log_probs(), np.float32)) for call in calls)
+    return "" if same else "log-probabilities differ from the engine's"

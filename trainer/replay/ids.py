@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from trainer.replay.answers import Answer
@@ -15,22 +16,27 @@ ITEMS = {"thinking": ("reasoning",), "text": ("message",), "call": ("function_ca
 
 
 class Ids:
-    """A recorded id may have been sampled more than once; its n-th call in a history is then the n-th that was sampled."""
+    """The same id may have been recorded for several turns, some of them older than the recording: a resumed session can mint ids that
+    its history has. Which turn is meant is told by how many turns before it have the id.
+    """
 
     def __init__(self) -> None:
-        self._minted: dict[str, list[str]] = {}
+        self._minted: dict[str, dict[int, str]] = {}
+        """Recorded id → number of earlier turns with it in the same history → minted id."""
 
-    def learn(self, blocks: tuple[Block, ...], answer: Answer) -> None:
+    def learn(self, exchange: Exchange, blocks: tuple[Block, ...], answer: Answer) -> None:
         """Take the ids of an answer; calls that were delivered as text get none."""
+        earlier = self._turns_with({name for block in blocks for name in (block.id, block.item) if name}, exchange.messages)
         calls = [block for block in blocks if block.kind == "call" and usable(block)]
         for block, (minted, _, _) in zip(calls, answer.calls, strict=False):
             if block.id:
-                self._minted.setdefault(block.id, []).append(minted)
+                self._minted.setdefault(block.id, {})[earlier.get(block.id, 0)] = minted
+                earlier[block.id] = earlier.get(block.id, 0) + 1
         items = list(answer.items)
         for block in blocks:
             here = next((n for n, (kind, _) in enumerate(items) if kind in ITEMS[block.kind]), None)
             if block.item and here is not None and (block.kind != "call" or usable(block)):
-                self._minted.setdefault(block.item, []).append(items.pop(here)[1])
+                self._minted.setdefault(block.item, {})[earlier.get(block.item, 0)] = items.pop(here)[1]
 
     def translate(self, exchange: Exchange) -> Any:
         """The request's body with minted ids."""
@@ -39,22 +45,37 @@ class Ids:
         seen: dict[str, int] = {}
         if isinstance(body.get(key), list):
             body[key] = [self._message(message, seen) for message in body[key]]
-        return json.loads(self._replace(json.dumps(body), {}))
+        return body
 
     def _message(self, message: Any, seen: dict[str, int]) -> Any:
-        text = json.dumps(message)
-        calls = isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") in ITEMS["call"])
-        if calls:
-            for recorded in {match[0] for match in self._pattern().finditer(text)}:
-                seen[recorded] = seen.get(recorded, 0) + 1
-        return json.loads(self._replace(text, seen))
+        pattern, text = _any(self._minted), json.dumps(message)
 
-    def _replace(self, text: str, seen: dict[str, int]) -> str:
         def minted(match: re.Match[str]) -> str:
-            known = self._minted[match[0]]
-            return known[min(max(seen.get(match[0], 1), 1), len(known)) - 1]
+            """In a turn, each mention is the next call of that id; elsewhere, the last call is meant, or the only one."""
+            known, number = self._minted[match[0]], seen.get(match[0], 0)
+            if turn:
+                seen[match[0]] = number + 1
+            elif number:
+                number -= 1
+            else:
+                number = min(known)
+            return known.get(number, match[0])
 
-        return self._pattern().sub(minted, text) if self._minted else text
+        turn = _is_turn(message)
+        return json.loads(pattern.sub(minted, text))
 
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(mention(recorded) for recorded in self._minted) or "(?!)")
+    def _turns_with(self, ids: Iterable[str], messages: Iterable[Any]) -> dict[str, int]:
+        pattern, counts = _any(ids), dict[str, int]()
+        for message in messages:
+            if _is_turn(message):
+                for found in pattern.findall(json.dumps(message)):
+                    counts[found] = counts.get(found, 0) + 1
+        return counts
+
+
+def _is_turn(message: Any) -> bool:
+    return isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") in ITEMS["call"])
+
+
+def _any(ids: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(mention(recorded) for recorded in ids) or "(?!)")

@@ -134,7 +134,7 @@ async def _call(step: Step, call: Call, rollout: _Rollout) -> None:
         rollout.problems.append(f"exchange {step.exchange.i}: {type(error).__name__} {error}")
         return
     rollout.problems += [f"exchange {step.exchange.i}: {problem}" for problem in _compare(step.blocks, answer, call)]
-    rollout.ids.learn(step.blocks, answer)
+    rollout.ids.learn(step.exchange, step.blocks, answer)
 
 
 def _request(step: Step, rollout: _Rollout) -> httpx.Request:

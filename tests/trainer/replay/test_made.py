@@ -120,6 +120,14 @@ def test_an_id_that_was_recorded_twice_is_two_ids_behind_the_proxy(replay: Repla
     assert (made.branches, made.reasons) == (1, {"root": 1})
 
 
+def test_a_resumed_session_may_mint_an_id_that_its_history_has(replay: Replay) -> None:
+    """The history of an earlier run is context, and the id in it stays what it was."""
+    old, new = ("call_0001", "bash", '{"command": "ls"}'), ("call_0001", "bash", '{"command": "pwd"}')
+    resumed = [*TASK, assistant(old), result("call_0001", "a"), user("go on")]
+    made = replay(chat(resumed, new), chat([*resumed, assistant(new), result("call_0001", "b")], say="done"))
+    assert (made.branches, made.reasons, made.policy_turns) == (1, {"root": 1}, 2)
+
+
 def test_a_compaction_without_an_effect_is_a_summary_all_the_same(replay: Replay) -> None:
     """qwen-code ignores a summary that is longer than what it replaces."""
     grown = [*TASK, assistant(LS), result("id1", "a listing")]
