@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -11,8 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from server.schemas.capture import BranchReason, Exclusion
 from server.schemas.events import StepBody
 from server.schemas.spool import Reporter
+from trainer.capture.sample import Sample
 from trainer.learning.fidelity import EDGES, fidelity
 
 
@@ -70,6 +73,20 @@ def update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
         "actor/abs_log_ratio": total["abs_log_ratio"] / total["rollouts"],
         "actor/abs_log_ratio_last": steps[-1]["abs_log_ratio"] / steps[-1]["rollouts"],
     }
+
+
+SPLITS = (BranchReason.HISTORY_EDITED, BranchReason.TOOLS_CHANGED, BranchReason.TEMPLATE_STRIP)
+"""A conversation that falls apart into samples without a compaction or a sub-agent (reports: 8 rollouts became 64 samples)."""
+
+
+def branch_metrics(rollouts: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """Branches of scored rollouts: per rollout, by reason, and how many per rollout no compaction and no sub-agent accounts for."""
+    reasons = Counter(s.reason for samples in rollouts for s in samples if s.excluded is not Exclusion.UNDELIVERED)
+    if not reasons:
+        return {}
+    split = sum(reasons[reason] for reason in SPLITS)
+    means = {"lego/branches/mean": reasons.total() / len(rollouts), "lego/branches/split/mean": split / len(rollouts)}
+    return means | {f"lego/branches/{reason}": float(number) for reason, number in reasons.items()}
 
 
 def fidelity_metrics(columns: LogProbs, harness: Sequence[str], rollout: Sequence[int]) -> dict[str, float]:

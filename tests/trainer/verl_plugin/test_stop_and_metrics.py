@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from server.schemas.capture import BranchClass, BranchReason, Exclusion
 from server.schemas.events import Event, StepBody
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 from server.schemas.spool import Reporter
 from server.schemas.states import Phase
+from trainer.capture.sample import Sample
 from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
-from trainer.verl_plugin.metrics import LogProbs, ReportingSink, fidelity_metrics, step_line, update_metrics
+from trainer.verl_plugin.metrics import LogProbs, ReportingSink, branch_metrics, fidelity_metrics, step_line, update_metrics
 from trainer.verl_plugin.stop import TooManyFailures, check_failures
 
 
@@ -88,3 +90,20 @@ def test_fidelity_is_split_by_harness_in_a_mixed_step() -> None:
     assert found["lego/fidelity/mini/trajectory_p99"] == pytest.approx(0.2)
     assert found["lego/fidelity/claude/mean_abs"] == pytest.approx(1.0)
     assert found["lego/fidelity/trajectory_p50"] == pytest.approx(0.6)
+
+
+def test_branches_per_rollout_show_conversations_that_fall_apart() -> None:
+    """User-pain 1: nothing showed that 8 rollouts had become 64 samples."""
+
+    def sample(reason: BranchReason, excluded: Exclusion | None = None) -> Sample:
+        numbers = {name: np.zeros(4, kind) for name, kind in (("tokens", np.int32), ("log_probs", np.float32), ("versions", np.int32))}
+        flags = {"mask": np.array([False, False, True, True]), "routed": np.zeros(4, bool)}
+        labels = {"reason": reason, "branch_class": BranchClass.POLICY, "excluded": excluded}
+        return Sample(**numbers, **flags, routes=None, prompt_len=2, **labels)  # type: ignore[arg-type]
+
+    whole = [sample(BranchReason.ROOT), sample(BranchReason.SUB_AGENT), sample(BranchReason.RETRY, Exclusion.UNDELIVERED)]
+    apart = [sample(BranchReason.ROOT), *[sample(BranchReason.HISTORY_EDITED) for _ in range(7)]]
+    metrics = branch_metrics([whole, apart])
+    assert (metrics["lego/branches/mean"], metrics["lego/branches/split/mean"]) == (5.0, 3.5)
+    assert metrics["lego/branches/sub_agent"] == 1 and "lego/branches/retry" not in metrics
+    assert branch_metrics([]) == {}
