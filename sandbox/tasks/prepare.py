@@ -106,8 +106,13 @@ def check_task(task: Path) -> TaskEntry:
         raise TaskError(f"task {task}: tasks with [[steps]] cannot be run yet")
     if config.get("verifier", {}).get("environment_mode") != "separate":
         raise TaskError(f'task {task}: set environment_mode = "separate" under [verifier]; a grader in the agent\'s sandbox can be cheated')
-    kind = config.get("metadata", {}).get("kind", "")
+    metadata = config.get("metadata", {})
     try:
-        return TaskEntry(task=task.name, kind=kind, instruction=(task / "instruction.md").read_text(encoding="utf-8"))
+        return TaskEntry(
+            task=task.name,
+            kind=metadata.get("kind", ""),
+            instruction=(task / "instruction.md").read_text(encoding="utf-8"),
+            harness=metadata.get("harness"),
+        )
     except ValidationError as error:
         raise TaskError(f"task {task}: {error.errors()[0]['msg']} ({error.errors()[0]['loc'][0]})") from error

@@ -102,6 +102,9 @@ class Admission(_Section):
 
 
 class Rollout(_Section):
+    harness_by: Literal["group", "trajectory"] = "group"
+    """What draws a harness from the weighted list: a task's whole group in a step, or each of its rollouts; then those of one (task,
+    harness) are compared with each other."""
     engine: Literal["cpu"] = "cpu"
     tasks_per_step: int = Field(default=8, ge=1)
     group_size: int = Field(default=8, ge=2)
@@ -164,6 +167,8 @@ class Evaluation(_Section):
 
     every: int = Field(default=0, ge=0)
     rollouts: int = Field(default=96, ge=1)
+    harness: Identifier | None = None
+    """All evaluations run in this one of `harnesses`; by default each task draws its own, the same at every evaluation."""
 
 
 class Checkpoint(_Section):
@@ -217,3 +222,12 @@ class RunSpec(_Section):
     trainer: Trainer = Trainer()
     monitors: Monitors = Monitors()
     reporting: Reporting = Reporting()
+
+    @model_validator(mode="after")
+    def _harnesses_by_name(self) -> RunSpec:
+        names = [harness.name for harness in self.harnesses]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"harnesses: {twice[0]} is listed twice; give one of them another name, with `adapter`")
+        if (pinned := self.trainer.evaluation.harness) is not None and pinned not in names:
+            raise ValueError(f"trainer.evaluation.harness: {pinned} is not among harnesses ({', '.join(names)})")
+        return self

@@ -19,3 +19,5 @@ class TaskEntry(BaseModel):
     kind: str = ""
     """Sub-family, for the split of solve rates."""
     instruction: str
+    harness: Identifier | None = None
+    """The harness that this task is always played in, from `[metadata]` of its task.toml; by default one is drawn."""

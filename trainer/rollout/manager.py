@@ -21,11 +21,13 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from server.schemas.events import EvaluationBody, FindingBody, GroupBody, ResumedBody, RunStateBody, StepBody
 from server.schemas.rundir import CheckpointFile, RunDir
+from server.schemas.runspec import RunSpec
 from server.schemas.spool import Reporter, read_spool
 from server.schemas.states import Phase, RunState
-from server.schemas.tasks import HELD_OUT
+from server.schemas.tasks import HELD_OUT, TRAIN
+from trainer.launch import FinalError
 
-from .groups import Group, Plan, evaluation_sizes, make_group
+from .groups import Group, Plan, evaluation_sizes, make_groups
 from .limits import gate_rule
 from .rows import agent_loop_outputs, fields_and_tag, row_key, trained_samples
 from .runner_client import RunnerClient
@@ -52,7 +54,7 @@ class RolloutManager:
     def __init__(self, run: RunDir, llm_client: Any, model: Path, attempt: int) -> None:
         file = run.load()
         self.spec = file.spec
-        self._plan = Plan(self.spec.harnesses, self.spec.trainer.seed, attempt)
+        self._plan = _plan(run, self.spec, attempt)
         self._run, self._attempt = run, attempt
         self.reporter = Reporter(file.server_url, file.run_id, file.event_token, "trainer", run.spool)
         self._loop = uvloop.new_event_loop()  # a fifth less CPU for each call of the proxy
@@ -97,9 +99,8 @@ class RolloutManager:
         step = int(prompts["global_steps"])
         self._loop.call_soon_threadsafe(self._proxy.set_version, step - 1)
         size = self.spec.rollout.group_size
-        groups = [
-            make_group(self._plan, Phase.TRAIN, step, task, size, uid) for uid, task in zip(prompts["uid"], prompts["task"], strict=True)
-        ]
+        prompt = zip(prompts["uid"], prompts["task"], strict=True)
+        groups = [make_groups(self._plan, Phase.TRAIN, step, task, size, uid) for uid, task in prompt]
         self._step = asyncio.run_coroutine_threadsafe(self._play_step(groups), self._loop)
 
     def finish_step(self) -> list[PlayedGroup]:
@@ -120,7 +121,7 @@ class RolloutManager:
         """Held-out rollouts with the weights after `step` updates."""
         self._loop.call_soon_threadsafe(self._proxy.set_version, step)
         sizes = evaluation_sizes(self._held_out, self.spec.trainer.evaluation.rollouts)
-        groups = [make_group(self._plan, Phase.EVAL, step, task, size) for task, size in sizes]
+        groups = [group for task, size in sizes for group in make_groups(self._plan, Phase.EVAL, step, task, size)]
         return self._call(self._play_all(groups))
 
     def close(self) -> None:
@@ -145,13 +146,15 @@ class RolloutManager:
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    async def _play_step(self, groups: Sequence[Group]) -> list[PlayedGroup]:
-        async def play_and_store(group: Group) -> PlayedGroup:
-            played = await self._play(group)
+    async def _play_step(self, prompts: Sequence[Sequence[Group]]) -> list[PlayedGroup]:
+        """`prompts` holds the groups of each of verl's prompts."""
+
+        async def play_and_store(groups: Sequence[Group]) -> list[PlayedGroup]:
+            played = await self._play_all(groups)
             await asyncio.to_thread(_store, played)
             return played
 
-        return await _all(play_and_store(group) for group in groups)
+        return [group for played in await _all(play_and_store(groups) for groups in prompts) for group in played]
 
     async def _play_all(self, groups: Sequence[Group]) -> list[PlayedGroup]:
         return await _all(self._play(group) for group in groups)
@@ -164,7 +167,7 @@ class RolloutManager:
         self.reporter.report(
             GroupBody(group_id=group.group_id, step=group.step, phase=group.phase, task=group.task, harness=group.harness, size=group.size)
         )
-        return PlayedGroup(group, await _all(one(sample) for sample in range(group.size)))
+        return PlayedGroup(group, await _all(one(sample) for sample in group.samples))
 
 
 async def _all(coroutines: Any) -> list[Any]:
@@ -177,11 +180,24 @@ async def _all(coroutines: Any) -> list[Any]:
     return [task.result() for task in started]
 
 
-def _store(played: PlayedGroup) -> None:
-    """Write a group's rows and its status. A failed trial leaves no row: statistics and loss never see it."""
-    uid, step = played.group.uid, played.group.step
+def _plan(run: RunDir, spec: RunSpec, attempt: int) -> Plan:
+    """Raises FinalError when the index names a harness that the run does not have."""
+    names = {harness.name for harness in spec.harnesses}
+    entries = [entry for split in (TRAIN, HELD_OUT) for entry in read_index(run.tasks / split / "index.jsonl")]
+    fixed = {entry.task: entry.harness for entry in entries if entry.harness}
+    for task, harness in fixed.items():
+        if harness not in names:
+            raise FinalError(
+                f"task {task} is to be played in {harness}, which is not among the run's harnesses ({', '.join(sorted(names))})"
+            )
+    return Plan(spec.harnesses, spec.trainer.seed, attempt, spec.rollout.harness_by, spec.trainer.evaluation.harness, fixed)
+
+
+def _store(prompt: Sequence[PlayedGroup]) -> None:
+    """Write the rows of a prompt's groups and its status. A failed trial leaves no row: statistics and loss never see it."""
+    uid, step = prompt[0].group.uid, prompt[0].group.step
     keys, fields, tags = [], [], []
-    for rollout in played.rollouts:
+    for rollout in (rollout for played in prompt for rollout in played.rollouts):
         for branch, output in enumerate(agent_loop_outputs(rollout, trained_samples(rollout))):
             row, tag = fields_and_tag(output, uid, step)
             keys.append(row_key(uid, rollout.sample, branch))

@@ -16,6 +16,7 @@ from trainer.learning.minibatches import partition
 from trainer.learning.weights import branch_weights, row_factors
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.rows import row_key, trained_samples
+from trainer.verl_plugin.metrics import branch_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,10 @@ def left_rows(played: Sequence[PlayedGroup]) -> bool:
 
 def row_owners(keys: Sequence[str], played: Sequence[PlayedGroup]) -> tuple[list[str], list[int]]:
     """Harness and rollout number of each row that verl holds, in the order of `keys`."""
+    rollouts = ((group.group, rollout) for group in played for rollout in group.rollouts)
     owners = {
-        row_key(group.group.uid, rollout.sample, branch): (group.group.harness, number * len(group.rollouts) + rollout.sample)
-        for number, group in enumerate(played)
-        for rollout in group.rollouts
+        row_key(group.uid, rollout.sample, branch): (group.harness, number)
+        for number, (group, rollout) in enumerate(rollouts)
         for branch in range(len(trained_samples(rollout)))
     }
     return [owners[key][0] for key in keys], [owners[key][1] for key in keys]
@@ -124,6 +125,8 @@ def _metrics(played: Sequence[PlayedGroup], account: TokenAccount, without_signa
         "lego/trained_tokens": account.trained,
         "lego/turns/mean": sum(rollout.turns for rollout in rollouts) / max(1, len(rollouts)),
     }
+    metrics |= harness_metrics(played)
+    metrics |= branch_metrics([rollout.samples for rollout in rollouts if rollout.samples])
     metrics |= _coverage([sample for rollout in rollouts for sample in rollout.samples if sample.routes is not None])
     metrics |= {f"lego/excluded_tokens/{reason}": number for reason, number in account.excluded.items()}
     metrics |= {f"lego/failed/{cause}": number for cause, number in failed.items()}
@@ -131,6 +134,24 @@ def _metrics(played: Sequence[PlayedGroup], account: TokenAccount, without_signa
     if rewards:
         metrics["lego/reward/mean"] = sum(rewards) / len(rewards)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def harness_metrics(played: Sequence[PlayedGroup]) -> dict[str, float]:
+    """What a mixed step came to in each harness: reward, failures, turns and outcomes. Nothing when all rollouts had the same one."""
+    names = sorted({group.group.harness for group in played})
+    metrics: dict[str, float] = {}
+    for name in names if len(names) > 1 else ():
+        groups = [group for group in played if group.group.harness == name]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        outcomes = Counter(r.outcome.cause if isinstance(r.outcome, Failed) else r.outcome.termination for r in rollouts)
+        counts = {"groups": len(groups), "trials": len(rollouts), "failed": len(rollouts) - len(rewards)}
+        counts |= {f"outcome/{outcome}": number for outcome, number in outcomes.items()}
+        metrics |= {f"lego/harness/{name}/{what}": float(number) for what, number in counts.items()}
+        metrics[f"lego/harness/{name}/turns/mean"] = sum(rollout.turns for rollout in rollouts) / len(rollouts)
+        if rewards:
+            metrics[f"lego/harness/{name}/reward/mean"] = sum(rewards) / len(rewards)
+    return metrics
 
 
 def _coverage(samples: Sequence[Sample]) -> dict[str, float]:

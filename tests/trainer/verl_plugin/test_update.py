@@ -15,7 +15,7 @@ from trainer.capture.sample import Sample
 from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
-from trainer.verl_plugin.update import StepUpdate, left_rows, plan_update
+from trainer.verl_plugin.update import StepUpdate, harness_metrics, left_rows, plan_update, row_owners
 
 
 def sample(trained: int, excluded: Exclusion | None = None) -> Sample:
@@ -141,3 +141,27 @@ def test_coverage_of_routes_shows_where_a_sequence_lost_them() -> None:
     assert metrics["lego/routing/coverage/decile_1"] == metrics["lego/routing/coverage/decile_7"] == 1
     assert metrics["lego/routing/coverage/decile_8"] == pytest.approx((4 + 20) / 44)
     assert metrics["lego/routing/coverage/decile_10"] == pytest.approx(4 / 44)
+
+
+def test_a_mixed_step_is_split_by_harness_and_an_unmixed_one_is_not() -> None:
+    ours, other = group("a", [1, 0, None], [[3], [3], [3]]), group("a", [1, 1], [[2], [2]])
+    # Two groups of one prompt: the second one's samples are numbered on from the first.
+    members = [replace(member, sample=member.sample + 3) for member in other.rollouts]
+    other = PlayedGroup(replace(other.group, harness="b", first=3), members)
+    assert harness_metrics([ours]) == {}
+    assert harness_metrics([ours, other]) == {
+        "lego/harness/h/groups": 1,
+        "lego/harness/h/trials": 3,
+        "lego/harness/h/failed": 1,
+        "lego/harness/h/outcome/completed": 2,
+        "lego/harness/h/outcome/agent_timeout": 1,
+        "lego/harness/h/turns/mean": 1,
+        "lego/harness/h/reward/mean": 0.5,
+        "lego/harness/b/groups": 1,
+        "lego/harness/b/trials": 2,
+        "lego/harness/b/failed": 0,
+        "lego/harness/b/outcome/completed": 2,
+        "lego/harness/b/turns/mean": 1,
+        "lego/harness/b/reward/mean": 1,
+    }
+    assert row_owners(["a_0_0", "a_1_0", "a_3_0", "a_4_0"], [ours, other]) == (["h", "h", "b", "b"], [0, 1, 3, 4])
