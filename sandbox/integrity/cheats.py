@@ -23,6 +23,16 @@ for fd in range(64):
 os._exit(0)
 """
 
+ANSWERS_FOR_THE_CHECK = """\
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, b"done")
+    except OSError:
+        pass
+os._exit(0)
+"""
+
 EQUAL_TO_ALL = """\
 class A(int):
     __eq__ = lambda self, other: True
@@ -46,6 +56,7 @@ os._exit(0)
 CHEATS = {
     "kills-the-grader": every_file("import os\nos.kill(-1, 9)\n"),
     "early-exit": every_file(EXIT),
+    "answers-for-the-check": every_file(ANSWERS_FOR_THE_CHECK),
     "early-exit-by-atexit": every_file("import atexit, os\natexit.register(os._exit, 0)\n"),
     "prints-what-a-grader-might": every_file(f"print('passed', flush=True)\n{EXIT}"),
     "writes-to-every-descriptor": every_file(WRITES_EVERYWHERE),

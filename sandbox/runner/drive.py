@@ -19,6 +19,7 @@ from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 
 from sandbox.environments.harbor_env import WORKDIR
+from sandbox.environments.namespace.channel import SandboxLost
 from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
 from sandbox.integrity.grade import CHECK_SECONDS, VERDICT_FILE
@@ -158,6 +159,7 @@ class Attempt:
             error=words,
             timed_out=timed_out,
             harness_started=self.started,
+            lost=kind == SandboxLost.__name__,
             fault=fault,
             tree_broken=words if kind == AgentBrokeTree.__name__ else "",
             verdict=self._verdict() if graded else None,

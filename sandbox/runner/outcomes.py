@@ -23,6 +23,8 @@ class Facts:
     """The deadline of `stage` passed."""
     cancelled: bool = False
     harness_started: bool = False
+    lost: bool = False
+    """The process that owns the sandboxes is gone, and everything in them."""
     fault: str = ""
     """What the agent did to its own sandbox (out of memory, disk full, …)."""
     tree_broken: str = ""
@@ -47,6 +49,8 @@ def decide(facts: Facts) -> Scored | Failed:
             return _failed(facts, _SETUP[facts.stage])
         case Stage.AGENT_SETUP:
             return _failed(facts, Cause.AGENT_SETUP)
+        case _ if facts.lost:
+            return _failed(facts, Cause.RUNNER_LOST)
         case Stage.AGENT if not facts.harness_started:
             return _failed(facts, Cause.AGENT_SETUP)
         case Stage.AGENT if facts.fault:  # out of memory in the harness itself may look like a time-out or a lost sandbox

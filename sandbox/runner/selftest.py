@@ -24,7 +24,8 @@ from .outcomes import decide
 from .service import NotReady, open_room
 
 _NO_PROXY = ProxyEndpoint.model_validate({"url": "http://127.0.0.1:9", "key": "none"})
-_PLANTED = "early-exit"
+_PLANTED = {name: CHEATS[name] for name in ("early-exit", "answers-for-the-check")}
+"""What earns the reward where a check runs graded code in its own process. The second one knows how our grader talks to itself."""
 
 
 class _Silent:
@@ -79,7 +80,7 @@ async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
     A reward earned by the cheat is a problem: that task's check can be fooled.
     """
     try:
-        async with reference_room(spec, tasks, {_PLANTED: CHEATS[_PLANTED]}) as (room, limits_mode):
+        async with reference_room(spec, tasks, _PLANTED) as (room, limits_mode):
             outcomes = await play_all(room)
     except NotReady as error:
         return SelfTestFacts(problems=[str(error)])
@@ -88,8 +89,11 @@ async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
         reward = float(outcome.reward) if isinstance(outcome, Scored) else None
         if isinstance(outcome, Failed):
             facts.problems.append(f"task {task} with {harness}: {outcome.cause} in stage {outcome.stage}: {outcome.detail}")
-        if harness == _PLANTED and reward == 1:
-            facts.problems.append(f"task {task}: a file that only exits early earns the reward; its check must run graded code elsewhere")
-        elif harness != _PLANTED:
+        if harness in _PLANTED and reward == 1:
+            facts.problems.append(
+                f"task {task}: a file that solves nothing earns the reward ({harness}); its check must run graded code in another process, "
+                "or be hidden pytest tests"
+            )
+        elif harness not in _PLANTED:
             (facts.oracle if harness == "oracle" else facts.noop).append(TaskReward(task=task, reward=reward))
     return facts

@@ -1,0 +1,122 @@
+"""A planted fault of this side gives exactly its cause, and never a reward. The trainer's half: tests/trainer/rollout/test_admission.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.environments.namespace.host import Host
+from sandbox.harnesses.base import HarnessAgent
+from sandbox.harnesses.warm import WarmStartError
+from sandbox.integrity.environment import TrialEnvironment
+from sandbox.runner.drive import Attempt, Room
+from sandbox.runner.outcomes import Facts, decide
+from server.schemas.outcome import ADMISSION, Cause, Failed, Fault, Stage
+from server.schemas.tasks import TRAIN
+
+from .support import Stages, in_room, needs_sandbox, request, spec
+
+pytestmark = needs_sandbox
+
+
+class NoWarmParent(HarnessAgent):
+    @staticmethod
+    def name() -> str:
+        return "script"
+
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        raise WarmStartError("the warm parent died")
+
+
+def task_of(room: Room) -> Path:
+    return room.tasks / TRAIN / room.index[TRAIN][0]
+
+
+async def tree_vanished(room: Room) -> Facts:
+    (task_of(room) / "environment" / "workspace").rename(room.tasks / "gone")
+    return await Attempt(room, request(room, "t", "noop"), "t", Stages()).run()
+
+
+async def harness_cannot_start(room: Room) -> Facts:
+    room.agents["script"] = NoWarmParent
+    return await Attempt(room, request(room, "t", "script"), "t", Stages()).run()
+
+
+async def time_is_up(room: Room) -> Facts:
+    room.launchers["script"].script = "sleep 60"
+    return await Attempt(room, request(room, "t", "script", agent_s=0.5), "t", Stages()).run()
+
+
+async def spawner_killed(room: Room) -> Facts:
+    room.launchers["script"].script = "sleep 60"
+    stages = Stages()
+    running = asyncio.create_task(Attempt(room, request(room, "t", "script"), "t", stages).run())
+    await stages.agent_runs.wait()
+    host = Host.running(room.sandboxes)
+    assert host is not None
+    os.kill(host.pid, signal.SIGKILL)
+    return await running
+
+
+async def check_vanished(room: Room) -> Facts:
+    (task_of(room) / "tests" / "check.py").unlink()
+    return await Attempt(room, request(room, "t", "oracle"), "t", Stages()).run()
+
+
+async def check_broken(room: Room) -> Facts:
+    (task_of(room) / "tests" / "check.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    return await Attempt(room, request(room, "t", "noop"), "t", Stages()).run()
+
+
+async def check_hangs(room: Room) -> Facts:
+    (task_of(room) / "tests" / "check.py").write_text("import signal, time\nsignal.alarm(0)\ntime.sleep(60)\n")
+    return await Attempt(room, request(room, "t", "noop", verifier_s=8), "t", Stages()).run()
+
+
+FAULTS: dict[Callable[[Room], Awaitable[Facts]], tuple[Cause, str]] = {
+    tree_vanished: (Cause.SANDBOX_SETUP, "workspace"),
+    harness_cannot_start: (Cause.AGENT_SETUP, "the warm parent died"),
+    time_is_up: (Cause.AGENT_TIMEOUT, "timed out"),
+    spawner_killed: (Cause.RUNNER_LOST, "is gone"),
+    check_vanished: (Cause.VERIFIER, "no test function"),
+    check_hangs: (Cause.VERIFIER_TIMEOUT, "broke in the pristine tree"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_of_ours_gives_exactly_its_cause(fault: Callable[[Room], Awaitable[Facts]]) -> None:
+    cause, words = FAULTS[fault]
+
+    async def body(room: Room) -> None:
+        outcome = decide(await fault(room))
+        assert isinstance(outcome, Failed), outcome
+        assert (outcome.cause, words in outcome.detail) == (cause, True), outcome
+        row = ADMISSION[outcome.cause]
+        assert not row.trained and row.fault is not Fault.POLICY
+
+    in_room(body)
+
+
+def test_a_check_that_kills_itself_in_an_untouched_tree_scores_nobody() -> None:
+    async def body(room: Room) -> None:
+        outcome = decide(await check_broken(room))
+        assert not (isinstance(outcome, Failed) and outcome.cause is Cause.VERIFIER_TIMEOUT)
+        assert not hasattr(outcome, "reward") or outcome.reward == 0
+
+    in_room(body)
+
+
+def test_memory_and_signals_are_named() -> None:
+    """What the agent did to itself is graded, with the cause in words."""
+
+    async def body(room: Room) -> None:
+        room.launchers["script"].script = "python3 -c 'x = bytearray(400_000_000)'; kill -9 $$"
+        facts = await Attempt(room, request(room, "t", "script"), "t", Stages()).run()
+        assert "killed" in facts.fault and facts.stage is Stage.DONE
+
+    in_room(body, spec())
