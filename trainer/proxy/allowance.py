@@ -7,18 +7,21 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Reason, Refusal
 
 
-def allowance(limits: Limits, place: Place, turns: int, sampled: int) -> int:
-    """Tokens left for an answer at `place`, at least 1, after `turns` answers of `sampled` tokens in the rollout.
-
-    Raises Refusal(TURN_CAP) or Refusal(OVERFLOW). Calls under way at the same time each get what is left, so `limits.budget` may be
-    overdrawn by what runs in parallel.
-    """
+def check_rollout(limits: Limits, turns: int, sampled: int) -> None:
+    """Whether a rollout may make one more call after `turns` answers of `sampled` tokens. Raises Refusal(TURN_CAP) or (OVERFLOW)."""
     if turns >= limits.max_turns:
-        raise _used_up(Reason.TURN_CAP, f"the {limits.max_turns} turns of this rollout are used up", place, limits)
-    if limits.idle_turns is not None and _idle(place) >= limits.idle_turns:
-        raise _used_up(Reason.TURN_CAP, f"the last {limits.idle_turns} turns called no tool", place, limits)
+        raise _used_up(Reason.TURN_CAP, f"the {limits.max_turns} turns of this rollout are used up", limits)
     if limits.budget is not None and sampled >= limits.budget:
-        raise _used_up(Reason.OVERFLOW, f"the {limits.budget} tokens of this rollout are used up", place, limits)
+        raise _used_up(Reason.OVERFLOW, f"the {limits.budget} tokens of this rollout are used up", limits)
+
+
+def allowance(limits: Limits, place: Place, sampled: int) -> int:
+    """Tokens left for an answer at `place`, at least 1. Raises Refusal(TURN_CAP) or Refusal(OVERFLOW).
+
+    Calls under way at the same time each get what is left, so `limits.budget` may be overdrawn by what runs in parallel.
+    """
+    if limits.idle_turns is not None and _idle(place) >= limits.idle_turns:
+        raise _used_up(Reason.TURN_CAP, f"the last {limits.idle_turns} turns called no tool", limits)
     longest = _longest(limits, place)
     if place.end >= longest:
         raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=place.end, limit=longest)
@@ -49,6 +52,6 @@ def _idle(place: Place) -> int:
     return count
 
 
-def _used_up(reason: Reason, message: str, place: Place, limits: Limits) -> Refusal:
-    """Clients believe numbers: those of a prompt that is too long, whatever its length."""
-    return Refusal(reason, message, tokens=max(place.end, limits.context + 1), limit=limits.context)
+def _used_up(reason: Reason, message: str, limits: Limits) -> Refusal:
+    """Said with the numbers of a prompt that is too long, whatever its length."""
+    return Refusal(reason, message, tokens=limits.context + 1, limit=limits.context)

@@ -12,6 +12,9 @@ MAX_CONNECTIONS = 4096
 MAX_CALLS = 256
 """Requests of one rollout that are served at the same time."""
 
+MAX_UNANSWERED = 64
+"""Calls of a rollout in a row that were refused or given up: what they asked is kept until the rollout ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

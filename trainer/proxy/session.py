@@ -8,15 +8,15 @@ import hashlib
 import logging
 
 from trainer.capture.capture import Capture
-from trainer.capture.graph import Place, Turn, store_routes
+from trainer.capture.graph import Node, Place, Turn, store_routes
 from trainer.capture.message import Message, ToolCall
-from trainer.capture.request import Request
+from trainer.capture.request import Request, Tools
 from trainer.engine.base import Engine, EngineError, Generation, Sampling
 from trainer.proxy import placing
-from trainer.proxy.allowance import allowance
+from trainer.proxy.allowance import allowance, check_rollout
 from trainer.proxy.dialects.reader import Reader
 from trainer.proxy.flight import Flight
-from trainer.proxy.limits import MAX_CALLS, Limits
+from trainer.proxy.limits import MAX_CALLS, MAX_UNANSWERED, Limits
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 
@@ -43,7 +43,7 @@ class Session:
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._answers: dict[bytes, Turn] = {}
         """The newest answer to each call."""
-        self._sampled = 0
+        self._sampled = self._unanswered = 0
         self._mint = hashlib.blake2b(rollout_id.encode(), digest_size=5).hexdigest()
         self._minted = self._answered = 0
         self._closed = False
@@ -82,7 +82,7 @@ class Session:
 
     def count(self, request: Request) -> int:
         """Prompt tokens of a request, by rendering alone: the same body always gives the same number, and nothing is recorded."""
-        return len(self._rendering.render(request.messages, request.tools).ids)
+        return self._overlong(request) or len(self._rendering.render(request.messages, request.tools).ids)
 
     async def close(self) -> Capture:
         self._closed = True
@@ -94,9 +94,19 @@ class Session:
     def _cancel(self, flight: Flight) -> None:
         if flight.cancel(_closed(self.rollout_id)):
             self._flights.pop(flight.call, None)
+            if flight.node is not None:
+                self._prune(flight.node)
             self._sampled += len(flight.tokens)
+            self._unanswered += 1
             self.capture.cancelled += 1
             self.capture.cancelled_tokens += len(flight.tokens)
+
+    def _prune(self, node: Node) -> None:
+        self.capture.graph.prune(node, [flight.node for flight in self._flights.values() if flight.node is not None])
+
+    def _overlong(self, request: Request) -> int:
+        tools = request.tools.text if isinstance(request.tools, Tools) else ""
+        return self._rendering.overlong(request.messages, tools, self._limits.context)
 
     def _stored(self, call: bytes) -> Flight | None:
         turn = self._answers.get(call)
@@ -105,10 +115,12 @@ class Session:
     def _take_off(self, request: Request) -> Flight:
         if self.capture.engine_error or self.capture.proxy_error:
             raise _lost()
-        place = placing.place(self.capture.graph, self._rendering, request)
+        if self._unanswered >= MAX_UNANSWERED:
+            raise Refusal(Reason.ENDED, f"{MAX_UNANSWERED} calls in a row were refused or given up")
         try:
-            room = allowance(self._limits, place, self.capture.policy_turns + len(self._flights), self._sampled)
+            place, room = self._place(request)
         except Refusal as refusal:
+            self._unanswered += 1
             self.capture.turn_cap_hit = refusal.reason is Reason.TURN_CAP
             self.capture.over_length = refusal.reason is Reason.OVERFLOW
             raise
@@ -116,10 +128,28 @@ class Session:
         limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
         flight = self._flights[request.call] = Flight(request.call, place.end, place.scaffold)
+        flight.node = place.node
         task = flight.take_off(self._generate(request, place, sampling, flight), f"turn of {self.rollout_id}")
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._land(flight, task))
         return flight
+
+    def _place(self, request: Request) -> tuple[Place, int]:
+        """Where the call hangs, and how many tokens it may sample there."""
+        graph = self.capture.graph
+        try:
+            check_rollout(self._limits, self.capture.policy_turns + len(self._flights), self._sampled)
+            if tokens := self._overlong(request):
+                raise Refusal(Reason.OVERFLOW, "the prompt leaves no room for an answer", tokens=tokens, limit=self._limits.context)
+        except Refusal:
+            graph.returned(request, graph.locate(request))  # a call that is refused proves what came before it, too
+            raise
+        place = placing.place(graph, self._rendering, request)
+        try:
+            return place, allowance(self._limits, place, self._sampled)
+        except Refusal:
+            self._prune(place.node)
+            raise
 
     def _land(self, flight: Flight, task: asyncio.Task[Turn]) -> None:
         self._tasks.discard(task)
@@ -139,6 +169,7 @@ class Session:
             log.exception("engine call of rollout %s failed", self.rollout_id)
             raise _lost() from error
         self._sampled += len(generation.token_ids)
+        self._unanswered = 0
         parsed = self._rendering.parse(place.scaffold, generation.token_ids, request.tools)
         message = Message(
             "assistant",

@@ -115,3 +115,27 @@ async def test_unknown_foreign_and_missing_keys_look_the_same(rollout: Rollout) 
                 seen.add((path.startswith("messages"), answer.status_code, answer.text, headers))
     assert len(seen) == 2 and {status for _, status, _, _ in seen} == {401}  # one in each family's words
     assert rollout.engine.started == 0
+
+
+@pytest.mark.parametrize("limits", [Limits(20, 100)])
+async def test_a_client_that_only_asks_too_much_is_ended(rollout: Rollout, limits: Limits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it asks is kept until the end, so there is an end to it."""
+    monkeypatch.setattr("trainer.proxy.session.MAX_UNANSWERED", 5)
+    rollout.engine.script = [say("One.")]
+    long: Any = [{"role": "user", "content": "word " * 100}]
+    for messages in [long] * 4 + [HELLO] + [long] * 5:
+        answer = await rollout.http.post(
+            f"{rollout.url}/v1/chat/completions", json={"messages": messages}, headers={"x-api-key": rollout.key}
+        )
+        assert answer.status_code == (200 if messages is HELLO else 400)
+    with pytest.raises(openai.NotFoundError, match="5 calls in a row"):
+        await rollout.openai.chat.completions.create(model="m", messages=HELLO)
+    assert (await rollout.close()).over_length
+
+
+@pytest.mark.parametrize("limits", [Limits(1, 20_000)])
+async def test_a_call_past_the_cap_proves_the_last_answer(rollout: Rollout, limits: Limits) -> None:
+    rollout.engine.script = [call("bash", command="ls")]
+    await refused(rollout, 1)
+    capture = await rollout.close()
+    assert capture.graph.turns[0].returned and sum(1 for _ in capture.graph.nodes()) == 3  # nothing of what was refused is kept
