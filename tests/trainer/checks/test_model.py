@@ -40,6 +40,7 @@ def test_a_sound_policy_is_append_only_and_its_calls_survive(policy: Path) -> No
 
 
 def test_a_template_that_drops_thinking_is_recognised(policy: Path) -> None:
+    """User-pain 6: the check renders three turns and says what the template does to earlier ones."""
     assert model_facts(spec_for(policy, thinking=True)).template is TemplateClass.STRIPS
 
 
