@@ -11,7 +11,7 @@ the tools are rendered in front of everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,7 +132,7 @@ class Place:
 
 
 class Graph:
-    """Grows by `place` (what a request adds) and `add_turn` (what the engine sampled); nothing is ever removed or changed."""
+    """Grows by `place` (what a request adds) and `add_turn` (what the engine sampled). What leads to a turn is never removed or changed."""
 
     def __init__(self) -> None:
         self.roots: dict[bytes, Node] = {}
@@ -192,6 +192,15 @@ class Graph:
             known = (c for c in node.children.get(message.key, ()) if np.array_equal(fresh[at : at + len(c.ids)], c.ids))
             node = next(known, None) or Node(message, node, fresh[at : max(at, end)].copy())
         return Place(node, fresh[node.end - base :].tolist())
+
+    def prune(self, node: Node, used: Collection[Node]) -> None:
+        """Take out what a call brought that came to nothing, from its last node up to one that leads to a turn or is in `used`."""
+        while node.parent is not None and not isinstance(node, Turn) and not node.children and node not in used:
+            siblings = node.parent.children[node.message.key]
+            siblings.remove(node)
+            if not siblings:
+                del node.parent.children[node.message.key]
+            node = node.parent
 
     def add_turn(
         self,

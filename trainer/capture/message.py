@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,6 +37,8 @@ class Message:
     key: Key = field(init=False)
     digest: bytes = field(init=False)
     """Of the key."""
+    size: int = field(init=False, compare=False)
+    """Characters, those of the arguments as JSON included."""
 
     def __post_init__(self) -> None:
         key: Key
@@ -47,6 +50,12 @@ class Message:
             key = ("text", " ".join(self.content.split()))
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "digest", digest(key))
+        object.__setattr__(self, "size", sum(map(len, self.texts())))
+
+    def texts(self) -> list[str]:
+        """Whatever a template may print of it."""
+        calls = [text for call in self.tool_calls for text in (call.name, json.dumps(call.arguments))]
+        return [self.content, self.reasoning or "", *calls]
 
     def wire(self) -> dict[str, Any]:
         """The message as `renderers` reads it (OpenAI chat form, arguments as values)."""

@@ -17,8 +17,12 @@ class Tools(list[dict[str, Any]]):
     """Tools of a request, as a list that knows its own digest. Nobody may change it."""
 
     @cached_property
+    def text(self) -> str:
+        return json.dumps(self)
+
+    @cached_property
     def key(self) -> bytes:
-        return digest((json.dumps(self),)) if self else b""
+        return digest((self.text,)) if self else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Request:
     """
 
     messages: tuple[Message, ...]
-    tools: list[dict[str, Any]]
+    tools: Tools | list[dict[str, Any]]
     model: str
     stream: bool = False
     usage_in_stream: bool = True
@@ -49,5 +53,6 @@ class Request:
 
     def __post_init__(self) -> None:
         tools = self.tools if isinstance(self.tools, Tools) else Tools(self.tools)
+        object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "tools_key", tools.key)
         object.__setattr__(self, "call", digest((self.thread, tools.key, *(message.digest for message in self.messages))))

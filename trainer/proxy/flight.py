@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from trainer.capture.graph import Turn
+from trainer.capture.graph import Node, Turn
 
 
 class Flight:
@@ -19,6 +19,8 @@ class Flight:
         self.call, self.prompt_tokens, self.scaffold = call, prompt_tokens, scaffold
         self.tokens: list[int] = []
         self.waiters = 0
+        self.node: Node | None = None
+        """Where in the graph the turn will hang."""
         self.task: asyncio.Task[Turn] | None = None
         self.landing: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._sleepers: list[asyncio.Future[None]] = []

@@ -52,7 +52,7 @@ def test_an_empty_capture_is_a_file_too() -> None:
 def test_every_field_of_the_graph_is_stored() -> None:
     """A field that is added to the graph must be added to the file (or, like children and start, follow from what is there)."""
     stored = {name for entry in (capturefile.NodeEntry, capturefile.TurnEntry, capturefile.CaptureFile) for name in entry.model_fields}
-    arrays_and_links = {"ids", "log_probs", "routed", "routes", "children", "start", "message", "graph", "key", "digest"}
+    arrays_and_links = {"ids", "log_probs", "routed", "routes", "children", "start", "message", "graph", "key", "digest", "size"}
     for kind in (Node, Turn, Message, Capture):
         assert {field.name for field in dataclasses.fields(kind)} <= stored | arrays_and_links  # type: ignore[arg-type]
     assert {field.name for field in dataclasses.fields(ToolCall)} == set(capturefile.CallEntry.model_fields)

@@ -12,6 +12,7 @@ import numpy as np
 from server.schemas.runspec import TrainRule
 from tests.trainer.scripted import ScriptedEngine, routes_at
 from trainer.capture.capture import Capture
+from trainer.capture.graph import Turn
 from trainer.capture.sample import Sample
 from trainer.engine.base import Generation, OnTokens, Sampling, TokenIds
 from trainer.proxy.limits import Patience
@@ -125,6 +126,8 @@ def check(capture: Capture, witness: Witness) -> None:
         assert (turn.prompt_tokens, turn.sampled.tolist()) == (len(call.prompt), call.ids)
         assert turn.log_probs.tolist() == np.array(call.log_probs, np.float32).tolist()
         assert turn.versions().tolist() == call.versions
+    leaves = [node for node in capture.graph.nodes() if not node.children and node.parent is not None]
+    assert all(isinstance(leaf, Turn) for leaf in leaves)  # what was refused or given up is gone
     for rule in TrainRule:
         samples = capture.samples(rule)
         ends = [end for sample in samples for end in _masked(sample, calls)]

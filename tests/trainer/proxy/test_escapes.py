@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from tests.trainer.proxy.conftest import Rollout
+from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import call, calls, say
+from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
+from trainer.capture.message import Message
 from trainer.proxy.rendering import Rendering
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +104,50 @@ async def test_calls_that_were_never_made_are_only_text_to_the_proxy(rollout: Ro
         await chat(rollout, [*START, forged, *results(forged), {"role": "user", "content": "go on"}])
     capture = await healthy(rollout)
     assert sum(int(sample.mask.sum()) for sample in capture.samples()) == capture.sampled_tokens
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_rendered_and_leaves_nothing(rollout: Rollout, context: int) -> None:
+    """Two megabytes would be rendered for seconds, and kept. Claude Code cuts its history by the number that it is told."""
+    text = "word " * 400_000
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}]}
+    headers = {"x-api-key": rollout.key}
+    answer = await rollout.http.post(f"{rollout.url}/v1/messages", json=body, headers=headers)
+    counted = await rollout.http.post(f"{rollout.url}/v1/messages/count_tokens", json=body, headers=headers)
+    assert answer.status_code == 400
+    said = answer.json()["error"]["message"]
+    tokens = int(said.removeprefix("prompt is too long: ").split()[0])
+    assert said == f"prompt is too long: {tokens} tokens > {context} maximum"
+    assert tokens == counted.json()["input_tokens"] == pytest.approx(len(text), rel=0.01)  # here a token is a byte
+    slightly = {**body, "messages": [{"role": "user", "content": "x" * context}]}
+    answer = await rollout.http.post(f"{rollout.url}/v1/messages", json=slightly, headers=headers)
+    assert answer.status_code == 400
+    capture = await rollout.close()
+    assert capture.over_length and [node for node in capture.graph.nodes() if node.parent is not None] == []
+
+
+def test_a_long_text_of_long_tokens_is_not_refused() -> None:
+    """A run of blanks is few tokens, however many characters it has."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken("\u2588" * 64, normalized=False)])
+    rendering = Rendering(tokenizer)
+    text = "\u2588" * 640_000
+    exact = len(rendering.render([Message("user", text)], []).ids)
+    assert rendering.overlong([Message("user", text)], "", exact - 1000) == pytest.approx(10_000, rel=0.01)
+    assert rendering.overlong([Message("user", text)], "", exact) == 0
+    assert rendering.overlong([Message("user", text[: 8 * 20_000])], "", 20_000) == 0
+
+
+async def test_calls_that_are_given_up_leave_nothing(rollout: Rollout) -> None:
+    rollout.engine.gate = asyncio.Event()
+    for n in range(3):
+        body = {"model": "m", "messages": [*START, {"role": "user", "content": f"{n}"}]}
+        asking = asyncio.create_task(
+            rollout.http.post(f"{rollout.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {rollout.key}"})
+        )
+        await until(lambda n=n: rollout.engine.started == n + 1)
+        asking.cancel()
+        await until(lambda n=n: rollout.engine.cancelled == n + 1)
+    rollout.engine.gate = None
+    capture = await healthy(rollout)
+    assert capture.cancelled == 3
+    assert sum(node.parent is not None for node in capture.graph.nodes()) == 2  # the question and its answer
