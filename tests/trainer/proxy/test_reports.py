@@ -179,6 +179,16 @@ async def test_streamed_arguments_are_whole_and_the_stop_reason_follows_the_call
     assert reasons == {None, "tool_calls"}
 
 
+async def test_call_is_run_although_the_tokens_ran_out_behind_it(rollout: Rollout) -> None:
+    """Pain 34: with any other reason OpenCode ends its loop, qwen-code throws the turn away, and Codex ends the run."""
+    rollout.engine.script = [call("bash", command="ls").removesuffix("<|im_end|>") + "\n" + "x" * 600] * 3
+    assert (await chat(rollout)).choices[0].finish_reason == "tool_calls"
+    assert (await ask(rollout, [{"role": "user", "content": "Go."}])).stop_reason == "tool_use"
+    response = await rollout.openai.responses.create(model="m", input="Go on.")
+    assert (response.status, response.incomplete_details, response.output[0].type) == ("completed", None, "function_call")
+    assert [turn.stop for turn in (await rollout.close()).graph.turns] == ["length"] * 3
+
+
 async def test_any_model_name_is_the_policy(rollout: Rollout) -> None:
     """Pain 26: side calls name models of their own; the list of models holds none that a client could miss."""
     rollout.engine.script = [say("One."), say("Two.")]

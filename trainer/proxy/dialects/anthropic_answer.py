@@ -32,9 +32,10 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 
 
 def _stop(turn: Turn) -> str:
-    if turn.stop == "length":
-        return "max_tokens"
-    return "tool_use" if turn.message.tool_calls else "end_turn"
+    """A whole call is to be run, also when the tokens ran out behind it."""
+    if turn.message.tool_calls:
+        return "tool_use"
+    return "max_tokens" if turn.stop == "length" else "end_turn"
 
 
 def _head(request: Request, answer_id: str) -> dict[str, Any]:

@@ -140,9 +140,10 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _finish(turn: Turn) -> str:
-    if turn.stop == "length":
-        return "length"
-    return "tool_calls" if turn.message.tool_calls else "stop"
+    """A whole call is to be run, also when the tokens ran out behind it: OpenCode ends its loop at any other reason."""
+    if turn.message.tool_calls:
+        return "tool_calls"
+    return "length" if turn.stop == "length" else "stop"
 
 
 def _head(request: Request, answer_id: str, kind: str) -> dict[str, Any]:

@@ -23,8 +23,9 @@ class Origin:
 
 
 def response(request: Request, answer_id: str, items: list[dict[str, Any]], turn: Turn | None) -> dict[str, Any]:
-    """The response object; without a turn it is still in progress."""
-    status = "in_progress" if turn is None else "incomplete" if turn.stop == "length" else "completed"
+    """The response object; without a turn it is still in progress. Codex ends at an incomplete one, and would not run its calls."""
+    cut = turn is not None and turn.stop == "length" and not turn.message.tool_calls
+    status = "in_progress" if turn is None else "incomplete" if cut else "completed"
     return {
         "id": f"resp_{answer_id}",
         "object": "response",
@@ -34,7 +35,7 @@ def response(request: Request, answer_id: str, items: list[dict[str, Any]], turn
         "output": items,
         "usage": _usage(turn) if turn else None,
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": None,
         "metadata": {},
         "parallel_tool_calls": True,
