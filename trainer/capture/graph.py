@@ -18,7 +18,7 @@ import numpy as np
 
 from server.schemas.capture import BranchClass, Drift
 from trainer.capture.drift import drift
-from trainer.capture.message import Key, Message
+from trainer.capture.message import Message
 from trainer.capture.request import Request
 from trainer.engine.base import Generation, StopReason
 
@@ -35,7 +35,8 @@ class Node:
     ids: np.ndarray
     routed: np.ndarray = field(init=False)
     routes: np.ndarray | None = None
-    children: dict[Key, list[Node]] = field(default_factory=dict)
+    children: dict[bytes, list[Node]] = field(default_factory=dict)
+    """By the digest of their message's key."""
     start: int = field(init=False)
     """Absolute position of the first id."""
 
@@ -43,7 +44,7 @@ class Node:
         self.start = 0 if self.parent is None else self.parent.end
         self.routed = np.zeros(len(self.ids), bool)
         if self.parent is not None:
-            self.parent.children.setdefault(self.message.key, []).append(self)
+            self.parent.children.setdefault(self.message.digest, []).append(self)
 
     @property
     def end(self) -> int:
@@ -100,12 +101,10 @@ class Turn(Node):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest path of nodes equal to a request's messages: `turn` is the last turn on it and ends message `position` - 1,
-    `matched` is the number of messages on the path."""
+    """The longest path of nodes equal to a request's messages: `turn` is the last turn on it and ends message `position` - 1."""
 
     turn: Turn | None
     position: int
-    matched: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +153,21 @@ class Graph:
         """
         root = self.roots.get(request.tools_key)
         frontier: list[Node] = [root] if root else []
-        match = Match(None, 0, 0)
-        for i, message in enumerate(request.messages):
-            frontier = [child for node in frontier for child in node.children.get(message.key, ())]
+        turns: list[Turn] = []
+        position = 0
+        for i, message in enumerate(request.messages, start=1):
+            frontier = [child for node in frontier for child in node.children.get(message.digest, ())]
             if not frontier:
                 break
-            turns = [node for node in frontier if isinstance(node, Turn)]
-            best = max(turns, key=lambda turn: (turn.thread == request.thread, turn.index)) if turns else match.turn
-            match = Match(best, i + 1 if turns else match.position, i + 1)
-        return match
+            if message.role == "assistant" and (here := [node for node in frontier if isinstance(node, Turn)]):
+                turns, position = here, i
+        best = max(turns, key=lambda turn: (turn.thread == request.thread, turn.index), default=None)
+        return Match(best, position)
 
     def echoed(self, message: Message) -> Turn | None:
         """The turn that a message with tool calls sends back whole, in whatever context."""
         turn = self.calls.get(message.tool_calls[0].id) if message.tool_calls else None
-        return turn if turn is not None and turn.message.key == message.key else None
+        return turn if turn is not None and turn.message.digest == message.digest else None
 
     def returned(self, request: Request, match: Match) -> None:
         """Mark the turns that a request proves to have been delivered: those on its path, and those it quotes elsewhere."""
@@ -189,17 +189,17 @@ class Graph:
         fresh, base = np.asarray(ids, np.int32), node.end
         for message, end in zip(messages, ends, strict=True):
             at = node.end - base
-            known = (c for c in node.children.get(message.key, ()) if np.array_equal(fresh[at : at + len(c.ids)], c.ids))
+            known = (c for c in node.children.get(message.digest, ()) if np.array_equal(fresh[at : at + len(c.ids)], c.ids))
             node = next(known, None) or Node(message, node, fresh[at : max(at, end)].copy())
         return Place(node, fresh[node.end - base :].tolist())
 
     def prune(self, node: Node, used: Collection[Node]) -> None:
         """Take out what a call brought that came to nothing, from its last node up to one that leads to a turn or is in `used`."""
         while node.parent is not None and not isinstance(node, Turn) and not node.children and node not in used:
-            siblings = node.parent.children[node.message.key]
+            siblings = node.parent.children[node.message.digest]
             siblings.remove(node)
             if not siblings:
-                del node.parent.children[node.message.key]
+                del node.parent.children[node.message.digest]
             node = node.parent
 
     def add_turn(
