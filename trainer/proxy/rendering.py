@@ -29,6 +29,9 @@ from trainer.proxy.literal import Shield
 Tools = list[dict[str, Any]]
 CHARACTERS_PER_TOKEN = 8
 """More than any ordinary text has; what has more is counted before it is rendered."""
+QUICK = 262_144
+"""Characters that are rendered in a fraction of a second, whatever their tokens: a vocabulary may hold a whole prompt as one token, and
+does not show that when its parts are counted one by one."""
 PIECE = 16_384
 """Characters that are counted at once."""
 MAX_ARGUMENTS_DEPTH = 48
@@ -122,7 +125,7 @@ class Rendering:
         To render 30 MB would hold up every other rollout for half a minute. `tools` is JSON.
         """
         size = sum(message.size for message in messages) + len(tools)
-        if size <= CHARACTERS_PER_TOKEN * limit:
+        if size <= max(QUICK, CHARACTERS_PER_TOKEN * limit):
             return 0
         count = read = pieces = 0
         for text in (text for texts in ([tools], *(message.texts() for message in messages)) for text in texts):

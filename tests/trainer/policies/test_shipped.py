@@ -49,7 +49,9 @@ def test_transformers_loads_it_without_missing_or_unexpected_weights(directory: 
 def test_the_recorded_prompt_is_short_because_of_its_blocks(harness: str, directory: Path) -> None:
     rendering = Rendering.load(directory)
     for probe in HARNESSES[harness]().probes:
-        assert len(rendering.render(probe.request.messages, probe.request.tools).ids) < 90
+        tools = probe.request.tools
+        assert len(rendering.render(probe.request.messages, tools).ids) < 90
+        assert rendering.overlong(probe.request.messages, json.dumps(list(tools)), 90) == 0, "thousands of characters, and it fits"
 
 
 def test_figures_lie_within_the_gate(directory: Path) -> None:
