@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 
 from ..context import READ, Ctx
 from ..db.models import CaptureRow
+from ..runs.atif import trajectory
 from ..runs.files import Missing, read_capture, run_dir
 from ..runs.tokens import turn_tokens
 from ..runs.trials import TrialFilter, trial_detail, trial_rows
@@ -44,6 +45,18 @@ def capture(context: Ctx, run_id: str, trial_id: str) -> CaptureRecord:
     try:
         return read_capture(run_dir(context.settings, run_id), row)
     except Missing as error:
+        raise HTTPException(404, str(error)) from None
+
+
+@router.get("/{trial_id}/trajectory")
+def atif(context: Ctx, run_id: str, trial_id: str) -> dict[str, Any]:
+    """The capture as an ATIF trajectory, the same for every harness."""
+    detail, record = trial(context, run_id, trial_id), capture(context, run_id, trial_id)
+    result = detail.model_dump(mode="json", include={"task", "step", "phase", "state", "stage", "outcome"})
+    versions = {harness.name: harness.version for harness in run_dir(context.settings, run_id).load().spec.harnesses}
+    try:
+        return trajectory(record, versions.get(record.harness, ""), result)
+    except ValueError as error:
         raise HTTPException(404, str(error)) from None
 
 

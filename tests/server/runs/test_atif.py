@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from server.runs.atif import trajectory
+from server.schemas.capture import BranchClass, BranchReason, BranchRecord, CaptureRecord, ToolCallRecord, TurnRecord
+
+
+def turn(index: int, branch: int, context: list[tuple[str, str]], *calls: str, text: str = "") -> TurnRecord:
+    records = [ToolCallRecord(id=f"c{index}{i}", name="bash", arguments=arguments) for i, arguments in enumerate(calls)]
+    return TurnRecord(
+        index=index,
+        branch=branch,
+        context=context,
+        text=text,
+        tool_calls=records,
+        prompt_tokens=10 * index,
+        sampled_tokens=2,
+        finish="stop",
+    )
+
+
+def branch(index: int, reason: BranchReason, branch_class: BranchClass) -> BranchRecord:
+    return BranchRecord(index=index, reason=reason, branch_class=branch_class, tokens=9, sampled_tokens=2)
+
+
+RECORD = CaptureRecord(
+    trial_id="t-0",
+    harness="claude-code",
+    turns=[
+        turn(0, 0, [("system", "You fix code."), ("user", "Repair it.")], '{"command": "ls"}', '"pwd"', text="I look."),
+        turn(1, 1, [("user", "Sub-task.")], text="Report."),
+        turn(2, 0, [("tool", "a.py"), ("tool", "/workspace"), ("user", "Go on.")], '{"command": "true"}'),
+        turn(3, 2, [("user", "Summary so far."), ("assistant", "I looked."), ("tool", "b.py")], text="Done."),
+    ],
+    branches=[
+        branch(0, BranchReason.ROOT, BranchClass.POLICY),
+        branch(1, BranchReason.SUB_AGENT, BranchClass.SUB_AGENT),
+        branch(2, BranchReason.COMPACTION, BranchClass.POLICY),
+    ],
+    sampled_tokens=8,
+)
+
+
+def test_a_capture_becomes_a_trajectory() -> None:
+    found = trajectory(RECORD, "2.1.332", {"task": "onebug"})
+    assert [(step["step_id"], step["source"], step["message"]) for step in found["steps"]] == [
+        (1, "system", "You fix code."),
+        (2, "user", "Repair it."),
+        (3, "agent", "I look."),
+        (4, "user", "Go on."),
+        (5, "agent", ""),
+        (6, "user", "Summary so far."),
+        (7, "agent", "I looked."),
+        (8, "agent", "Done."),
+    ]
+    asked = found["steps"][2]
+    assert [call["arguments"] for call in asked["tool_calls"]] == [{"command": "ls"}, {"value": "pwd"}]
+    assert asked["observation"] == {
+        "results": [{"source_call_id": None, "content": "a.py"}, {"source_call_id": None, "content": "/workspace"}]
+    }
+    assert "observation" not in found["steps"][4]  # its result is not in the summary's context
+    assert found["steps"][6]["observation"]["results"] == [{"source_call_id": None, "content": "b.py"}]
+    assert found["steps"][6]["is_copied_context"] and "metrics" not in found["steps"][6]
+    (sub,) = found["subagent_trajectories"]
+    assert (sub["trajectory_id"], [step["message"] for step in sub["steps"]]) == ("branch-1", ["Sub-task.", "Report."])
+    assert found["final_metrics"] == {"total_prompt_tokens": 60, "total_completion_tokens": 8, "total_steps": 8}
+    assert found["extra"] == {"task": "onebug", "violations": []}
+
+
+def test_it_is_what_the_format_says() -> None:
+    models = pytest.importorskip("harbor.models.trajectories.trajectory")
+    parsed = models.Trajectory.model_validate(trajectory(RECORD, "2.1.332", {}))
+    assert parsed.agent.name == "claude-code" and len(parsed.steps) == 8
+
+
+def test_without_a_model_call_there_is_none() -> None:
+    with pytest.raises(ValueError, match="made no model call"):
+        trajectory(RECORD.model_copy(update={"turns": []}), "1", {})
