@@ -29,7 +29,7 @@ from server.schemas.events import (
 )
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.rundir import RunDir, RunFile, write_atomic
-from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Trainer
+from server.schemas.runspec import Admission, Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import FakeRunner, scored
@@ -91,7 +91,7 @@ def prepare(world: World, policy: Path, **changes: object) -> RunSpec:
         model=Model(path=str(policy), context=400),
         harnesses=[Harness(name="fake", version="1")],
         data=Data(family="onebug"),
-        rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4),
+        rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4, admission=Admission(enabled=True)),
         algorithm=Algorithm(clip_low=0.03, clip_high=0.04, ratio_base="recomputed", epochs=2, minibatches=2),
         trainer=Trainer(steps=STEPS, learning_rate=1e-3, start="warm_fork", evaluation=Evaluation(rollouts=4)),
     ).model_copy(update=changes)
@@ -189,6 +189,8 @@ def check_step(world: World, bodies: list[EventBody], step: StepBody) -> None:
     assert m["training/rollout_actor_probs_pearson_corr"] >= 0.999
     assert m["lego/fidelity/mean_abs"] < 1e-4
     assert m["lego/routing/replayed"] > 0 and m["lego/routing/missing"] == 0
+    assert m["lego/gate/admitted"] >= 2 * len(scored_trials) and m["lego/gate/forced"] == 0
+    assert m["lego/kv/evicted"] == m["lego/engine/resumed"] == 0 and m["lego/kv/reused_share"] > 0
 
 
 def test_a_step_without_signal_is_a_clean_no_op(world: World, policy: Path) -> None:
