@@ -14,7 +14,7 @@ from tests.trainer.scripted import call, calls, say
 from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.message import Message
-from trainer.proxy.rendering import Rendering
+from trainer.proxy.rendering import QUICK, Rendering
 
 pytestmark = pytest.mark.anyio
 
@@ -130,11 +130,10 @@ def test_a_long_text_of_long_tokens_is_not_refused() -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken("\u2588" * 64, normalized=False)])
     rendering = Rendering(tokenizer)
-    text = "\u2588" * 64_000
-    exact = len(rendering.render([Message("user", text)], []).ids)
-    assert rendering.overlong([Message("user", text)], "", 900) == pytest.approx(1000, rel=0.01)
-    assert rendering.overlong([Message("user", text)], "", exact) == 0
-    assert rendering.overlong([Message("user", text[: 8 * 2000])], "", 2000) == 0
+    text = "\u2588" * 320_000
+    assert rendering.overlong([Message("user", text)], "", 4800) == pytest.approx(5000, rel=0.01)
+    assert rendering.overlong([Message("user", text)], "", 5000) == 0
+    assert rendering.overlong([Message("user", text[:QUICK])], "", 1) == 0
 
 
 async def test_calls_that_are_given_up_leave_nothing(rollout: Rollout) -> None:
