@@ -47,7 +47,7 @@ def tools(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rendering", RENDERINGS)
 @given(said=st.lists(texts, min_size=6, max_size=6), about=texts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_text_of_a_client_becomes_a_special_token(rendering: Rendering, said: list[str], about: str) -> None:
     rendered = rendering.render(conversation(*(f"a{text}a" for text in said)), tools(about)).ids
     neutral = rendering.render(conversation(*["a"] * 6), tools("")).ids
@@ -58,7 +58,7 @@ def test_no_text_of_a_client_becomes_a_special_token(rendering: Rendering, said:
 
 @pytest.mark.parametrize("rendering", RENDERINGS)
 @given(text=texts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_bridge_is_as_safe_as_a_render(rendering: Rendering, text: str) -> None:
     start = rendering.render([Message("user", "Go.")], [])
     sampled = [*rendering._tokenizer.encode("Yes.").ids, *rendering.stop_token_ids[:1]]
@@ -71,7 +71,7 @@ def test_a_bridge_is_as_safe_as_a_render(rendering: Rendering, text: str) -> Non
 
 @pytest.mark.parametrize("tokenizer", [make_tokenizer(), MERGED])
 @given(text=st.text())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_ordinary_text_is_encoded_as_ever(tokenizer: Tokenizer, text: str) -> None:
     text = text.encode("utf-8", "ignore").decode()
     if not any(name in text for name in (*CONTROL, *MARKUP, "\ufdd0")):

@@ -102,7 +102,7 @@ def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_body_is_a_request_or_a_refusal(dialect: Dialect, body: Any, data: Any) -> None:
     for _ in range(data.draw(st.integers(1, 2))):
         body = changed(body, data.draw(st.sampled_from(places(body))), data.draw(odd))
@@ -152,7 +152,7 @@ def decorate(value: Any, data: Any) -> Any:
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_forms_of_one_meaning_are_one_request(dialect: Dialect, body: Any, data: Any) -> None:
     """Pain 16: blocks or a string, cache marks, keys in another order, with or without `is_error`, streamed or not.
 

@@ -140,7 +140,7 @@ DIALECTS: list[tuple[Dialect, Any]] = [(Anthropic(), messages), (OpenAIChat(), c
 
 @pytest.mark.parametrize(("dialect", "read"), DIALECTS)
 @given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_stream_and_whole_answer_are_the_same_turn(dialect: Dialect, read: Any, sampled: list[int], prompt: str, data: Any) -> None:
     """Pain 21, 27, 32, 33, 34: blocks that open and close in order, true usage, no call lost or cut, and the right reason to stop."""
     scaffold = ids_of(prompt)
@@ -156,7 +156,7 @@ def test_stream_and_whole_answer_are_the_same_turn(dialect: Dialect, read: Any, 
 
 
 @given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_blocks_are_well_formed_and_never_taken_back(sampled: list[int], prompt: str, data: Any) -> None:
     """Pain 21: at most one block is open, and every delta lies inside it. What is shown early is a prefix of what the turn says."""
     scaffold = ids_of(prompt)
