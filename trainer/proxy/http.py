@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainer.proxy.limits import MAX_CONNECTIONS, MAX_HEAD
 
@@ -38,7 +38,6 @@ class Server(uvicorn.Server):
                 ws="none",
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2,
-                h11_max_incomplete_event_size=MAX_HEAD,
             )
         )
 
@@ -47,9 +46,12 @@ class Server(uvicorn.Server):
         yield
 
 
-class _Protocol(H11Protocol):
+class _Protocol(HttpToolsProtocol):
     patience: float
     refused = False
+    in_head = True
+    head = 0
+    """Bytes since the end of the request before, as long as `in_head`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,8 +65,20 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if not self.refused:
-            super().data_received(data)
+        if self.refused:
+            return
+        self.head += len(data)
+        super().data_received(data)
+        if self.in_head and self.head > MAX_HEAD and not self.refused:
+            self.send_400_response("")
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.in_head, self.head = True, 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has too long a head, has no path and so no dialect: the answer is one in all of them.
