@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_BODY = 32 * 1024 * 1024
+MAX_NAME = 256
+"""Characters of a model's name, which is echoed with every event, and of a field's, which is logged."""
+MAX_UNKNOWN = 200
+"""Names of unknown fields that are recorded in a run."""
 MAX_HEAD = 64 * 1024
 """Bytes of request line and headers together."""
 MAX_CONNECTIONS = 4096

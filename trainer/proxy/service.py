@@ -28,7 +28,7 @@ from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.gate import Rule
 from trainer.proxy.http import Server, error_in_all_dialects
-from trainer.proxy.limits import MAX_BODY, Limits, Patience
+from trainer.proxy.limits import MAX_BODY, MAX_NAME, MAX_UNKNOWN, Limits, Patience
 from trainer.proxy.line import ClientGone, Line
 from trainer.proxy.metrics import Metrics
 from trainer.proxy.refusal import Reason, Refusal
@@ -155,23 +155,24 @@ class Proxy:
                 else:
                     await answer(line, dialect, session, request, self._rendering, self.patience)
         except Refusal as refusal:
-            log.info("call refused: rollout=%s reason=%s %s", http.path_params["rollout_id"], refusal.reason, refusal.message)
+            log.info("call refused: rollout=%r reason=%s %s", http.path_params["rollout_id"], refusal.reason, refusal.message)
             await line.refuse(dialect, refusal)
         except (ClientGone, ClientDisconnect):
-            log.info("client gone: rollout=%s", http.path_params["rollout_id"])
+            log.info("client gone: rollout=%r", http.path_params["rollout_id"])
         except Exception as error:
             # A fault of ours must end as Failed(proxy) with the harness stopped, not as a retried 500 or a reward.
-            log.exception("proxy failed on a call of rollout %s", http.path_params["rollout_id"])
+            log.exception("proxy failed on a call of rollout %r", http.path_params["rollout_id"])
             if session is not None:
                 session.capture.proxy_error = f"{type(error).__name__}: {error}"
             await line.refuse(dialect, Refusal(Reason.ENDED, "the proxy failed; this rollout cannot go on"))
 
     def _note(self, session: Session, unknown: frozenset[str]) -> None:
-        """Fields that mean nothing here are named once in a run, with the rollout that had them first."""
-        if fresh := unknown - self._unknown_fields:
-            self._unknown_fields |= fresh
-            session.capture.unknown_fields |= fresh
-            log.info("unknown request fields: rollout=%s %s", session.rollout_id, ", ".join(sorted(fresh)))
+        """Fields that mean nothing here are named once in a run, with the rollout that had them first; no client can make that many."""
+        fresh = sorted({name[:MAX_NAME] for name in unknown} - self._unknown_fields)[: MAX_UNKNOWN - len(self._unknown_fields)]
+        if fresh:
+            self._unknown_fields.update(fresh)
+            session.capture.unknown_fields.update(fresh)
+            log.info("unknown request fields: rollout=%s %r", session.rollout_id, fresh)
 
     def _authorize(self, http: HTTPRequest) -> Session:
         """The session of a request. Without its key, nobody learns whether there is such a rollout."""

@@ -150,3 +150,19 @@ async def test_calls_that_are_given_up_leave_nothing(rollout: Rollout) -> None:
     capture = await healthy(rollout)
     assert capture.cancelled == 3
     assert sum(node.parent is not None for node in capture.graph.nodes()) == 2  # the question and its answer
+
+
+async def test_names_that_a_client_makes_up_fill_neither_log_nor_memory(rollout: Rollout, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainer.proxy")
+    rollout.engine.script = [say("fine")]
+    headers = {"authorization": f"Bearer {rollout.key}"}
+    made_up = {f"field {n}\nERROR forged" + "x" * 1000: 1 for n in range(1000)}
+    body = {"model": "m", "messages": START}
+    assert (await rollout.http.post(f"{rollout.url}/v1/chat/completions", json=body | made_up, headers=headers)).status_code == 200
+    await rollout.http.post(f"{rollout.url}%0aERROR%20forged/v1/messages", json=body)
+    for path in ("chat/completions", "messages", "responses"):
+        answer = await rollout.http.post(f"{rollout.url}/v1/{path}", json=body | {"model": "m" * 10_000, "input": "hi"}, headers=headers)
+        assert answer.status_code == 400 and "model must be a string of at most 256 characters" in answer.text
+    assert not any(line.startswith("ERROR forged") for line in caplog.text.splitlines())
+    capture = await healthy(rollout)
+    assert len(capture.unknown_fields) == 200 and max(map(len, capture.unknown_fields)) <= 256

@@ -9,7 +9,7 @@ from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import KindHint, Request, Tools
 from trainer.proxy.dialects.anthropic_answer import AnthropicEvents, answer
-from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, fold_system, header, join, wrong
+from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, fold_system, header, join, wrong
 from trainer.proxy.dialects.reader import read
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Writer
@@ -24,7 +24,6 @@ BILLING = "x-anthropic-billing-header:"
 """First system line of Claude Code: its suffix is a fingerprint of the first user message, so it would break every shared prefix."""
 THREAD_HEADERS = ("x-claude-code-agent-id", "x-session-id", "x-litellm-session-id")
 """Claude Code (absent on its main thread), OpenCode, OpenHands."""
-PARENT_HEADERS = ("x-claude-code-parent-agent-id", "x-parent-session-id")
 COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 STATUS = {
     Reason.BAD_REQUEST: (400, "invalid_request_error"),
@@ -50,11 +49,10 @@ class Anthropic:
         return Request(
             messages=fold_system(messages),
             tools=read(body, _tools, body.get("tools") or [], "tools"),
-            model=a_string(body.get("model", ""), "model"),
+            model=a_name(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             max_tokens=a_count(body.get("max_tokens"), "max_tokens"),
             thread=header(headers, THREAD_HEADERS),
-            parent_thread=header(headers, PARENT_HEADERS),
             kind_hint=_kind(body, messages[-1]),
             unknown=frozenset(body.keys() - KNOWN),
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.capture.message import Message
 from trainer.capture.values import deeper, encodable
+from trainer.proxy.limits import MAX_NAME
 from trainer.proxy.refusal import Reason, Refusal
 
 MAX_DEPTH = 64
@@ -39,6 +40,12 @@ def a_string(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise wrong(where, "a string")
     return value
+
+
+def a_name(value: Any, where: str) -> str:
+    if len(name := a_string(value, where)) > MAX_NAME:
+        raise wrong(where, f"a string of at most {MAX_NAME} characters")
+    return name
 
 
 def a_count(value: Any, where: str) -> int | None:

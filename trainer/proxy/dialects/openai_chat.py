@@ -11,7 +11,7 @@ from trainer.capture.graph import Turn
 from trainer.capture.message import Message, Role, ToolCall
 from trainer.capture.request import Request, Tools
 from trainer.proxy.blocks import Blocks, Call, Close, Delta, Event, Open
-from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, header, join, sse, wrong
+from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, arguments, fold_system, header, join, sse, wrong
 from trainer.proxy.dialects.reader import read
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Writer
@@ -27,7 +27,6 @@ KNOWN = frozenset(
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 THREAD_HEADERS = ("x-session-id", "x-litellm-session-id")
 """OpenCode, OpenHands: one value per conversation, sub-agents have their own."""
-PARENT_HEADERS = ("x-parent-session-id",)
 STATUS = {
     Reason.BAD_REQUEST: (400, "invalid_request_error"),
     Reason.TOO_LARGE: (413, "invalid_request_error"),
@@ -52,12 +51,11 @@ class OpenAIChat:
         return Request(
             messages=fold_system(messages),
             tools=read(body, _tools, body.get("tools") or [], "tools"),
-            model=a_string(body.get("model", ""), "model"),
+            model=a_name(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             usage_in_stream=options.get("include_usage") is True,
             max_tokens=a_count(body.get("max_completion_tokens", body.get("max_tokens")), "max_tokens"),
             thread=header(headers, THREAD_HEADERS),
-            parent_thread=header(headers, PARENT_HEADERS),
             unknown=frozenset(body.keys() - KNOWN),
         )
 

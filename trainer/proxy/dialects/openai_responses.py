@@ -10,7 +10,7 @@ from typing import Any
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import KindHint, Request, Tools
-from trainer.proxy.dialects.fields import a_count, a_list, a_string, an_object, arguments, fold_system, header, join, wrong
+from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, arguments, fold_system, header, join, wrong
 from trainer.proxy.dialects.openai_chat import ROLES, OpenAIChat, content_text
 from trainer.proxy.dialects.reader import read
 from trainer.proxy.dialects.responses_events import ResponsesEvents
@@ -27,7 +27,6 @@ KNOWN = frozenset(
 )  # fmt: skip
 THREAD_HEADERS = ("thread-id", "x-session-id", "x-litellm-session-id")
 """Codex, OpenCode, OpenHands: one value per conversation, sub-agents have their own."""
-PARENT_HEADERS = ("x-codex-parent-thread-id", "x-parent-session-id")
 TURN_METADATA = "x-codex-turn-metadata"
 _RANK = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 """The order in which the proxy writes the items of one turn: an item that goes back in it belongs to the next turn."""
@@ -46,11 +45,10 @@ class OpenAIResponses:
         return Request(
             messages=fold_system(messages),
             tools=tools,
-            model=a_string(body.get("model", ""), "model"),
+            model=a_name(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             max_tokens=a_count(body.get("max_output_tokens"), "max_output_tokens"),
             thread=header(headers, THREAD_HEADERS),
-            parent_thread=header(headers, PARENT_HEADERS),
             kind_hint=_kind(headers.get(TURN_METADATA, "")),
             unknown=frozenset(body.keys() - KNOWN) | unnamed,
             origins=origins,
