@@ -29,8 +29,8 @@ class Tools(list[dict[str, Any]]):
 class Request:
     """`tools` are in OpenAI's function form, as the renderer prints them. `max_tokens` is only an upper bound: sampling parameters come
     from the RunSpec. `thread` is the harness's own name of a sub-agent's conversation, empty on the main one. `unknown` are names of
-    fields that mean nothing to the proxy. `parent_thread` and `kind_hint` are what the harness itself says about a call: the thread that
-    spawned this one, and that it is no turn of a conversation. `origins` maps tool names to how the client's wire format names them.
+    fields that mean nothing to the proxy. `kind_hint` is what the harness itself says about a call that is no turn of a conversation. `origins`
+    maps tool names to how the client's wire format names them.
 
     `call` identifies the request for retries by thread, tools and messages. Neither `stream` nor `max_tokens` is in it, because a
     client's fallback changes them.
@@ -44,7 +44,6 @@ class Request:
     max_tokens: int | None = None
     thread: str = ""
     unknown: frozenset[str] = frozenset()
-    parent_thread: str = ""
     kind_hint: KindHint = ""
     origins: Mapping[str, Any] = field(default_factory=dict)
     tools_key: bytes = field(init=False)

@@ -137,15 +137,14 @@ def test_tools_of_one_name_in_two_namespaces_stay_apart() -> None:
 
 
 def test_codex_names_its_threads_and_its_compaction() -> None:
-    """Sub-agents have another `thread-id` and name their parent; a request says what it is for."""
+    """Sub-agents have another `thread-id`; a request says what it is for."""
     headers = {
         "thread-id": "t2",
         "session-id": "s",
-        "x-codex-parent-thread-id": "t1",
         "x-codex-turn-metadata": json.dumps({"request_kind": "compaction"}),
     }
     request = parse("Hello.", headers)
-    assert (request.thread, request.parent_thread, request.kind_hint) == ("t2", "t1", "summary")
+    assert (request.thread, request.kind_hint) == ("t2", "summary")
     assert parse("Hello.", {"x-codex-turn-metadata": json.dumps({"request_kind": "turn"})}).kind_hint == ""
     assert parse("Hello.", {"x-codex-turn-metadata": "{broken"}).kind_hint == ""
 
