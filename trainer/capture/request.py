@@ -29,8 +29,8 @@ class Tools(list[dict[str, Any]]):
 class Request:
     """`tools` are in OpenAI's function form, as the renderer prints them. `max_tokens` is only an upper bound: sampling parameters come
     from the RunSpec. `thread` is the harness's own name of a sub-agent's conversation, empty on the main one. `unknown` are names of
-    fields that mean nothing to the proxy. `kind_hint` is what the harness itself says about a call that is no turn of a conversation. `origins`
-    maps tool names to how the client's wire format names them.
+    fields that mean nothing to the proxy. `kind_hint` is what the harness itself says about a call that is no turn of a
+    conversation. `origins` maps tool names to how the client's wire format names them.
 
     `call` identifies the request for retries by thread, tools and messages. Neither `stream` nor `max_tokens` is in it, because a
     client's fallback changes them.
