@@ -22,7 +22,8 @@ from .outcomes import Facts, decide
 log = logging.getLogger(__name__)
 
 _RETRIED_HERE = {Cause.SANDBOX_SETUP, Cause.AGENT_SETUP}
-_ARTIFACTS = ("agent/trajectory.json", "agent/harness.log", "artifacts/workspace", "verifier/verdict.json", "result.json")
+_HARNESS_LOGS = ("agent/trajectory.json", "agent/stream.jsonl", "agent/stderr.log", "agent/harness.log")
+_ARTIFACTS = (*_HARNESS_LOGS, "artifacts/workspace", "verifier/verdict.json", "result.json")
 
 
 class TrialConflict(Exception):
