@@ -39,7 +39,7 @@ def reasons(readings: Sequence[Reading], lost: Set[int]) -> dict[int, BranchReas
         elif before is None or before.turn.index in gone_on:
             found[index] = _fork(reading, tip)
             replaced = tip if found[index] is BranchReason.MALFORMED_TURN else None
-        if replaced is not None and replaced.before is reading.before:
+        if replaced is not None and (replaced.before, replaced.group) == (reading.before, reading.group):
             _change_places(found, index, replaced.turn.index)
         if before is not None:
             gone_on.add(before.turn.index)

@@ -26,6 +26,8 @@ SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 """Claude Code keeps only the inside of this block."""
 TELLING = 16
 """Characters from which on a text is no coincidence."""
+RECENT = 8
+"""Turns whose texts are looked for in a flat text: one that holds the history holds its end."""
 SIDE = (BranchClass.SUMMARY, BranchClass.AUXILIARY)
 
 
@@ -154,16 +156,16 @@ def _assign(reading: Reading, earlier: Sequence[Reading], *, summary: bool, with
 def _known(reading: Reading, turns: Sequence[Reading]) -> Reading | None:
     """The newest turn of the conversation that a call goes on with, None when it opens one."""
     mine = [other for other in turns if other.turn.thread == reading.turn.thread]
-    if reading.turn.thread:
+    if reading.turn.thread or any(other.turn.thread for other in turns):  # then the nameless thread is one conversation (Claude Code)
         return mine[-1] if mine else None
-    named = any(other.turn.thread for other in turns)  # then the nameless thread is one conversation (Claude Code)
-    for other in reversed(mine):
-        told = len(other.turn.message.content) >= TELLING or other.turn.message.tool_calls
-        if named or (told and reading.holds(other.turn)):
-            return other
-        first = next(one for one in mine if one.conversation == other.conversation)
-        same = reading.summary is not None or other.branch_class is BranchClass.POLICY or reading.starts_like(first)
-        if other.opening == reading.opening and same:  # two sub-agents of one kind differ in what they were told first
+    told = (other for other in reversed(mine) if other.turn.message.tool_calls or len(other.turn.message.content) >= TELLING)
+    if (other := next((other for other in told if reading.holds(other.turn)), None)) is not None:
+        return other
+    firsts = {other.conversation: other for other in reversed(mine)}
+    newest = {other.conversation: other for other in mine if other.opening == reading.opening}
+    for conversation, other in sorted(newest.items(), key=lambda item: -item[1].turn.index):
+        same = reading.summary is not None or other.branch_class is BranchClass.POLICY or reading.starts_like(firsts[conversation])
+        if same:  # two sub-agents of one kind differ in what they were told first
             return other
     return None
 
@@ -176,5 +178,5 @@ def _borrows(reading: Reading, known: Reading) -> bool:
 
 def _carries_history(reading: Reading, earlier: Sequence[Reading]) -> bool:
     """A call without tools that holds turns of the conversation, as messages or flattened into one text."""
-    texts = (other.turn.message.content.strip() for other in earlier if other.turn.thread == reading.turn.thread)
-    return bool(reading.echoed) or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in texts)
+    said = [other.turn.message.content.strip() for other in earlier if other.turn.thread == reading.turn.thread]
+    return bool(reading.echoed) or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in said[-RECENT:])
