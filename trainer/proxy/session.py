@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
+import math
 
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Node, Place, Turn, store_routes
@@ -196,6 +197,8 @@ def _check(generation: Generation) -> None:
         raise EngineError(f"the generation ended without an answer ({generation.stop_reason}, {len(generation.token_ids)} tokens)")
     if len(generation.log_probs) != len(generation.token_ids):
         raise EngineError(f"{len(generation.log_probs)} log-probabilities for {len(generation.token_ids)} tokens")
+    if not math.isfinite(sum(generation.log_probs)):
+        raise EngineError("a sampled token has a log-probability that is no finite number")
 
 
 def _lost() -> Refusal:

@@ -22,13 +22,15 @@ def keep(run: RunDir, record: CaptureRecord, file: Callable[[], bytes] | None, m
     """
     path, problem = run.captures / f"{record.trial_id}.json", ""
     if file is not None:
-        data = file()
         try:
+            data = file()
             write_atomic(path.with_suffix(".npz"), data)
             name = str(path.with_suffix(".npz").relative_to(run.root))
             record.file = ArtifactRef(name="capture", path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         except OSError as error:
             problem = f"its tokens were not kept: {error.strerror}"
+        except ValueError as error:  # the graph is not what it promises: no reason to lose the run
+            problem = f"its tokens were not kept: {error}".splitlines()[0]
     text = record.model_dump_json(indent=1)
     try:
         write_atomic(path, text)

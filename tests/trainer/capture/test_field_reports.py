@@ -23,6 +23,7 @@ from trainer.capture.request import Request
 from trainer.capture.sample import Sample
 from trainer.engine.base import Generation, Sampling
 from trainer.proxy.limits import Limits
+from trainer.proxy.refusal import Refusal
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
 
@@ -255,3 +256,28 @@ def test_a_branch_that_departs_keeps_the_log_probs_that_were_sampled() -> None:
     for turn, call in zip(capture.graph.turns, engine.calls, strict=True):
         assert turn.log_probs.tolist() == np.array(call.log_probs, np.float32).tolist()
     assert sum(int(sample.mask.sum()) for sample in capture.samples()) == sum(len(call.sampled) for call in engine.calls)
+
+
+class Broken(ScriptedEngine):
+    """Gives a log-prob that is none."""
+
+    value: float
+
+    async def generate(self, *arguments: Any, **named: Any) -> Generation:
+        generation = await super().generate(*arguments, **named)
+        return dataclasses.replace(generation, log_probs=[*generation.log_probs[:-1], self.value])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_log_prob_that_is_no_number_fails_the_trial_and_not_the_run(value: float) -> None:
+    """D38: an engine whose numbers broke must not be trained on, nor leave a capture that nobody can write."""
+    engine = Broken(make_tokenizer(), [say("One.")])
+    engine.value = value
+
+    async def script(session: Session) -> None:
+        with pytest.raises(Refusal):
+            await ask(session, START)
+
+    capture = play(engine, engine.tokenizer, script)
+    assert capture.engine_error == "EngineError: a sampled token has a log-probability that is no finite number"
+    assert capture.graph.turns == []

@@ -49,6 +49,14 @@ def test_an_empty_capture_is_a_file_too() -> None:
     assert again.graph.turns == [] and again.samples() == []
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "int32"])
+def test_routes_keep_the_type_that_the_engine_gave(dtype: str) -> None:
+    made = capture(moe=True)
+    for node in made.graph.nodes():
+        node.routes = None if node.routes is None else node.routes.astype(dtype)
+    assert_same_capture(made, from_bytes(made.to_bytes("t-1"))[0])
+
+
 def test_every_field_of_the_graph_is_stored() -> None:
     """A field that is added to the graph must be added to the file (or, like children and start, follow from what is there)."""
     stored = {name for entry in (capturefile.NodeEntry, capturefile.TurnEntry, capturefile.CaptureFile) for name in entry.model_fields}

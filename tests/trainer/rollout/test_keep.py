@@ -65,3 +65,11 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert problem == "its capture was not kept: File too large"
     assert list(run.captures.iterdir()) == []
     assert body.sampled_tokens == made.sampled_tokens  # the counts are reported all the same
+
+
+def test_a_capture_that_breaks_its_own_rules_costs_no_run(tmp_path: Path) -> None:
+    run, made = run_in(tmp_path), capture(moe=True)
+    made.graph.turns[0].log_probs[1] = float("nan")
+    _, problem = keep(run, made.record("t-1"), lambda: made.to_bytes("t-1"), 0)
+    assert problem.startswith("its tokens were not kept: turn 0 has ")
+    assert [path.name for path in run.captures.iterdir()] == ["t-1.json"]
