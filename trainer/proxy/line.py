@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Send
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.refusal import Refusal
 
+PIECE = 64 * 1024
 JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
 
 
@@ -48,7 +49,7 @@ class Line:
         """A whole answer."""
         content = body.encode()
         await self._write(_head(status, media_type, (b"content-length", b"%d" % len(content))))
-        await self._write({"type": "http.response.body", "body": content})
+        await self._body(content, more=False)
 
     async def refuse(self, dialect: Dialect, refusal: Refusal) -> None:
         """Say no, if that can still be said: an answer that has begun just ends."""
@@ -65,7 +66,13 @@ class Line:
 
     async def events(self, text: str, *, more: bool) -> None:
         """Raises ClientGone, also for the last events when the client left before they were written."""
-        await self._write({"type": "http.response.body", "body": text.encode(), "more_body": more})
+        await self._body(text.encode(), more=more)
+
+    async def _body(self, content: bytes, *, more: bool) -> None:
+        """In pieces, because the server waits for a slow client between two writes, not within one."""
+        for at in range(0, max(1, len(content)), PIECE):
+            last = at + PIECE >= len(content)
+            await self._write({"type": "http.response.body", "body": content[at : at + PIECE], "more_body": more or not last})
 
     async def _write(self, message: Message) -> None:
         if self._gone:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from server.schemas.capture import Exclusion
 from tests.trainer.audit import audit
 from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import call, say
+from trainer.engine.base import Sampling
+from trainer.proxy.limits import Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -146,3 +150,25 @@ async def test_a_branch_that_departs_keeps_its_own_log_probs(rollout: Rollout) -
     capture = await rollout.close()
     audit(capture, rollout.engine)
     assert rollout.engine.started == 3
+
+
+async def test_a_slow_reader_holds_nobody_up_and_may_ask_again(rollout: Rollout) -> None:
+    """What a client does not read stays in its own connection; when it gives up, its retry gets the stored answer."""
+    url = await rollout.proxy.open("slow", "k", Sampling(1.0, 1_000_000, ()), Limits(9, 2_000_000), "test")
+    host, port = url.removeprefix("http://").split("/")[0].split(":")
+    assert rollout.proxy._server is not None
+    for listener in rollout.proxy._server.servers[0].sockets:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    rollout.engine.script = [["word " * 2_000] * 50, say("Quick.")]
+    sent = json.dumps(body(max_tokens=1_000_000, stream=True)).encode()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        slow.sendall(f"POST /r/slow/v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: k\r\ncontent-length: {len(sent)}\r\n\r\n".encode() + sent)
+        turns = rollout.proxy._sessions["slow"].capture.graph.turns
+        await until(lambda: len(turns) == 1)
+        assert (await post(rollout)).json()["content"][0]["text"] == "Quick."
+        assert not turns[0].sent
+    again = await rollout.http.post(f"{url}/v1/messages", json=body(max_tokens=1_000_000), headers={"x-api-key": "k"})
+    assert again.json()["content"][0]["text"] == ("word " * 100_000).strip()
+    assert turns[0].sent and rollout.engine.started == 2

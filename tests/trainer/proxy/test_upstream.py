@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -189,21 +188,6 @@ async def test_tokens_arrive_while_the_policy_samples(rollout: Rollout) -> None:
                 assert "Second." not in got
                 gate.set()
     assert "Second." in got and got.endswith("data: [DONE]\n\n")
-
-
-async def test_a_slow_reader_holds_nobody_up(rollout: Rollout) -> None:
-    """A client that does not read fills its own socket only; another one is served meanwhile, and the turn is not lost."""
-    rollout.engine.script = [["word " * 90, *(["word " * 90] * 300), "<|im_end|>"], say("Quick.")]
-    body = {"model": "m", "messages": HELLO, "stream": True}
-    async with (
-        httpx.AsyncClient(verify=False) as slow,  # noqa: S501 plain HTTP
-        slow.stream("POST", f"{rollout.url}/v1/chat/completions", json=body, headers={"x-api-key": rollout.key}) as answer,
-    ):
-        other: Any = [{"role": "user", "content": "Other."}]
-        quick = await rollout.openai.chat.completions.create(model="m", messages=other)
-        assert quick.choices[0].message.content == "Quick."
-        text = "".join([part async for part in answer.aiter_text()])
-    assert text.endswith("data: [DONE]\n\n")
 
 
 class Faulty:
