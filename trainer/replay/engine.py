@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trainer.engine.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling, StopReason, TokenIds
 from trainer.replay.plan import Step
 from trainer.replay.tokenizer import Spelling
@@ -55,7 +57,7 @@ class RecordedEngine:
         salt: str = "",
     ) -> Generation:
         """Raises EngineUnavailable for a recorded fault, EngineError for a call that no recorded request explains."""
-        return await self._scripts[session].generate(list(map(int, prompt_ids)), sampling, on_tokens)
+        return await self._scripts[session].generate(np.asarray(prompt_ids).tolist(), sampling, on_tokens)
 
 
 class Script:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterable
@@ -39,16 +38,14 @@ class Ids:
                 self._minted.setdefault(block.item, {})[earlier.get(block.item, 0)] = items.pop(here)[1]
 
     def translate(self, exchange: Exchange) -> Any:
-        """The request's body with minted ids."""
-        body = copy.deepcopy(exchange.body)
-        key = "messages" if "messages" in body else "input"
-        seen: dict[str, int] = {}
-        if isinstance(body.get(key), list):
-            body[key] = [self._message(message, seen) for message in body[key]]
-        return body
+        """The request's body with minted ids; what is not translated is shared with the recording."""
+        body, key = exchange.body, "messages" if "messages" in exchange.body else "input"
+        if not isinstance(body.get(key), list):
+            return body
+        pattern, seen = _any(self._minted), dict[str, int]()
+        return {**body, key: [self._message(message, pattern, seen) for message in body[key]]}
 
-    def _message(self, message: Any, seen: dict[str, int]) -> Any:
-        pattern, text = _any(self._minted), json.dumps(message)
+    def _message(self, message: Any, pattern: re.Pattern[str], seen: dict[str, int]) -> Any:
 
         def minted(match: re.Match[str]) -> str:
             """In a turn, each mention is the next call of that id; elsewhere, the last call is meant, or the only one."""
@@ -62,7 +59,7 @@ class Ids:
             return known.get(number, match[0])
 
         turn = _is_turn(message)
-        return json.loads(pattern.sub(minted, text))
+        return json.loads(pattern.sub(minted, json.dumps(message)))
 
     def _turns_with(self, ids: Iterable[str], messages: Iterable[Any]) -> dict[str, int]:
         pattern, counts = _any(ids), dict[str, int]()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -104,10 +105,14 @@ async def _play(steps: Sequence[Step], rollout: _Rollout) -> None:
             continue
         rollout.script.expect(call)
         tasks[step.exchange.i] = asyncio.create_task(_call(step, call, rollout))
-        arrived = asyncio.create_task(call.arrived.wait())
-        await asyncio.wait({arrived, tasks[step.exchange.i]}, return_when=asyncio.FIRST_COMPLETED)
-        arrived.cancel()
+        await _either(call.arrived, tasks[step.exchange.i])
     await asyncio.gather(*tasks.values())
+
+
+async def _either(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    happens = asyncio.create_task(event.wait())
+    await asyncio.wait({happens, task}, return_when=asyncio.FIRST_COMPLETED)
+    happens.cancel()
 
 
 async def _side(step: Step, rollout: _Rollout) -> None:
@@ -121,7 +126,9 @@ async def _call(step: Step, call: Call, rollout: _Rollout) -> None:
     request = _request(step, rollout)
     if step.hangs_up:
         sending = asyncio.create_task(rollout.client.send(request))
-        await call.arrived.wait()
+        await _either(call.arrived, sending)
+        if sending.done():
+            rollout.problems.append(f"exchange {step.exchange.i}: answered without the engine")
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         return
