@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -91,7 +92,7 @@ async def open_loop(
     async def session(index: int) -> None:
         slots = iter(range(index, count, sessions))
         generation = 0
-        while chunk := [slot for slot, _ in zip(slots, range(TURNS), strict=False)]:
+        while chunk := list(itertools.islice(slots, TURNS)):
             async with _rollout(target, converse, key, f"o{sessions}-{index}-{generation}") as (connection, conversation):
                 for slot in chunk:
                     body, due = conversation.body(), start + slot / rate
