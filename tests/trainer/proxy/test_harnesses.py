@@ -1,4 +1,4 @@
-"""The proxy against the real programs: Claude Code itself, and LiteLLM, which is mini-swe-agent's client."""
+"""The proxy against the real programs: Claude Code and Codex themselves, and LiteLLM, which is mini-swe-agent's client."""
 
 from __future__ import annotations
 
@@ -93,6 +93,53 @@ async def test_claude_code_ends_at_once_when_the_engine_is_gone(rollout: Rollout
     rollout.engine.script = [EngineError("out of memory")]
     assert (await claude(rollout, tmp_path))["is_error"]
     assert (await rollout.close()).engine_error == "EngineError: out of memory"
+
+
+def codex(rollout: Rollout, home: Path, **provider: Any) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of one headless run. Skips the calling test where the sandbox room is not installed."""
+    pytest.importorskip("harbor")
+    from sandbox.harnesses.pins import CODEX
+    from tests.sandbox.harnesses.support import store
+
+    binary = store("codex").tree(CODEX) / "vendor/x86_64-unknown-linux-musl/bin/codex"
+    provider = {"name": "lego", "base_url": f"{rollout.url}/v1", "env_key": "KEY", "wire_api": "responses", **provider}
+    settings = {
+        "model": '"policy"',
+        "model_provider": '"lego"',
+        **{f"model_providers.lego.{name}": json.dumps(value) for name, value in provider.items()},
+        "check_for_update_on_startup": "false",
+        "analytics.enabled": "false",
+        "features.plugins": "false",
+        "web_search": '"disabled"',
+    }
+    flags = ["--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json"]
+    argv = [str(binary), "exec", *flags, *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")), "Fix calc.py."]
+    return argv, {"HOME": str(home), "PATH": "/usr/bin:/bin", "TERM": "dumb", "KEY": rollout.key}
+
+
+@pytest.mark.parametrize("context", [200_000])
+@pytest.mark.parametrize("patience", [Patience(keep_alive=0.5)])
+async def test_codex_takes_a_repeated_event_for_a_sign_of_life(rollout: Rollout, tmp_path: Path) -> None:
+    """Its idle clock is set to 2 s and the engine is silent for longer: without `response.in_progress` it would connect again."""
+    rollout.engine.script = ["<think>\nLook.\n</think>\n\n" + call("exec_command", "I list.", cmd="ls"), say("Done.")]
+    rollout.engine.gate = asyncio.Event()
+    argv, env = codex(rollout, tmp_path, stream_idle_timeout_ms=2000)
+    process = await asyncio.create_subprocess_exec(
+        *argv, env=env, cwd=tmp_path, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    async with asyncio.timeout(60):
+        while not rollout.engine.started:  # noqa: ASYNC110 the engine is in another task of this loop and has no event for it
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(5)
+        rollout.engine.gate.set()
+        out, _ = await process.communicate()
+    items = [event["item"] for line in out.splitlines() if (event := json.loads(line))["type"] == "item.completed"]
+    assert [item["text"] for item in items if item["type"] in ("reasoning", "agent_message")] == ["Look.", "I list.", "Done."]
+    assert b"Reconnecting" not in out
+    capture = await rollout.close()
+    audit(capture, rollout.engine)
+    (sample,) = capture.samples()
+    assert (process.returncode, rollout.engine.started, sample.excluded) == (0, 2, None)
 
 
 @pytest.mark.parametrize("max_turns", [1])

@@ -211,6 +211,16 @@ def test_bytes_that_are_no_text_cost_linear_time() -> None:
     assert sum(decoded) < 40 * 4000
 
 
+def test_where_pieces_would_decode_differently_everything_waits_for_the_end() -> None:
+    rendering = Rendering(TOKENIZER)
+    rendering.marks = None
+    blocks = Blocks(rendering, ids_of(SCAFFOLDS[0]))
+    assert blocks.feed(ids_of("One.")) == []
+    assert blocks.finish(Message("assistant", "One.", reasoning="Hm.")) == [
+        Open("thinking"), Delta("Hm."), Close(), Open("text"), Delta("One."), Close(),
+    ]  # fmt: skip
+
+
 def test_turn_that_contradicts_what_was_shown_is_refused() -> None:
     blocks = Blocks(RENDERING, ids_of(SCAFFOLDS[0]))
     blocks.feed(ids_of("One."))
