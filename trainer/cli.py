@@ -63,6 +63,8 @@ def bench_proxy(
     """What the proxy adds to a model call, and how many calls one core serves."""
     from trainer.bench.proxy import measure, report
 
+    if not all(count.isdecimal() and int(count) for count in sessions.split(",")):
+        raise click.BadParameter("give numbers of at least 1, as in 1,16,64", param_hint="--sessions")
     counts = tuple(int(count) for count in sessions.split(","))
     plan = measure.Plan(sessions=counts, seconds=seconds, dialect=dialect, model=model, against=against)
     result = asyncio.run(measure.run(plan))

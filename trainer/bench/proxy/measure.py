@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import statistics
@@ -68,9 +69,8 @@ async def run(plan: Plan) -> dict[str, Any]:
         async with processes.engine(directory) as ports:
             async with processes.proxy(directory, ports, plan.dialect) as handle:
                 result = await _ours(plan, traffic, handle, ports)
-            others = [
-                await _theirs(plan, traffic, server, python, ports, result["rows"]) for server, python in against.installed(plan.against)
-            ]
+            found = await asyncio.to_thread(against.installed, plan.against)
+            others = [await _theirs(plan, traffic, server, python, ports, result["rows"]) for server, python in found]
     return {**result, "against": others, "machine": {"cpus": os.cpu_count(), "load_before": load, "load_after": os.getloadavg()[0]}}
 
 
