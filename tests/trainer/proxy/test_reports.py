@@ -189,6 +189,25 @@ async def test_call_is_run_although_the_tokens_ran_out_behind_it(rollout: Rollou
     assert [turn.stop for turn in (await rollout.close()).graph.turns] == ["length"] * 3
 
 
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"tools": [BASH]}, ""),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, ""),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "auxiliary"),
+        ({"output_config": {"effort": "high", "format": {"type": "json_schema"}}}, "auxiliary"),
+        ({"output_config": {"format": {}}, "tools": [BASH]}, ""),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "CRITICAL: Respond with TEXT ONLY. Summarise."}]}]},
+            "summary",
+        ),
+    ],
+)
+def test_side_calls_of_claude_code_are_known_by_their_own_marks(fields: dict[str, Any], hint: str) -> None:
+    """Pain 26: a title, a search, a summary; a tool that Anthropic defined but the client runs makes no side call."""
+    assert Anthropic().parse({"messages": START, **fields}, {}).kind_hint == hint
+
+
 async def test_any_model_name_is_the_policy(rollout: Rollout) -> None:
     """Pain 26: side calls name models of their own; the list of models holds none that a client could miss."""
     rollout.engine.script = [say("One."), say("Two.")]

@@ -24,6 +24,7 @@ BILLING = "x-anthropic-billing-header:"
 """First system line of Claude Code: its suffix is a fingerprint of the first user message, so it would break every shared prefix."""
 THREAD_HEADERS = ("x-claude-code-agent-id", "x-session-id", "x-litellm-session-id")
 """Claude Code (absent on its main thread), OpenCode, OpenHands."""
+SERVER_TOOLS = ("web_search_", "web_fetch_")
 COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 STATUS = {
     Reason.BAD_REQUEST: (400, "invalid_request_error"),
@@ -76,7 +77,7 @@ def _kind(body: dict[str, Any], last: Message) -> KindHint:
     tools = body.get("tools") or []
     if not tools and isinstance(body.get("output_config"), dict) and "format" in body["output_config"]:
         return "auxiliary"
-    if tools and all("input_schema" not in tool for tool in tools):
+    if tools and all(str(tool.get("type")).startswith(SERVER_TOOLS) for tool in tools):
         return "auxiliary"
     return "summary" if last.role == "user" and f"\n{COMPACTION}" in f"\n{last.content}" else ""
 
