@@ -46,9 +46,8 @@ class Capture:
     @property
     def malformed_turns(self) -> int:
         """Turns with a block that is no tool call, and turns that the harness dropped."""
-        broken = (sum(turn.malformed > 0 for turn in branch.owned) for branch in self.branches())
-        dropped = (branch.reason is BranchReason.MALFORMED_TURN for branch in self.branches())
-        return sum(max(*one) for one in zip(broken, dropped, strict=True))
+        dropped = {branch.owned[0].index for branch in self.branches() if branch.reason is BranchReason.MALFORMED_TURN}
+        return len(dropped | {turn.index for turn in self.graph.turns if turn.malformed})
 
     def branches(self, rule: TrainRule = TrainRule.ALL_BRANCHES) -> list[samples.Branch]:
         return samples.branches(self.graph.turns, self.context, rule)

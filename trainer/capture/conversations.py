@@ -37,6 +37,8 @@ class Reading:
 
     turn: Turn
     nodes: list[Node]
+    tail: list[Node]
+    """The nodes behind `before`."""
     before: Reading | None
     """The last sampled turn among the nodes."""
     turns: tuple[Turn, ...]
@@ -58,11 +60,7 @@ class Reading:
     @property
     def extends(self) -> bool:
         """Behind `before` there is only what the harness said itself."""
-        return self.before is not None and all(node.message.role != "assistant" for node in self.nodes[self._behind :])
-
-    @cached_property
-    def _behind(self) -> int:
-        return next((i + 1 for i in reversed(range(len(self.nodes))) if isinstance(self.nodes[i], Turn)), 0)
+        return self.before is not None and all(node.message.role != "assistant" for node in self.tail)
 
     @cached_property
     def echoed(self) -> frozenset[int]:
@@ -111,10 +109,18 @@ def _contexts(turns: Sequence[Turn]) -> Iterator[Reading]:
     by_turn = dict[int, Reading]()
     by_call = {call.id: turn for turn in turns for call in turn.message.tool_calls}
     for turn in turns:
-        nodes = turn.path()[1:-1]
-        before = next((by_turn[id(node)] for node in reversed(nodes) if isinstance(node, Turn)), None)
-        known = (node if isinstance(node, Turn) else _by_call(node, by_call) for node in nodes)
-        reading = by_turn[id(turn)] = Reading(turn, nodes, before, tuple(one for one in known if one is not None))
+        tail, node = list[Node](), turn.parent
+        while node is not None and node.parent is not None and not isinstance(node, Turn):
+            tail.append(node)
+            node = node.parent
+        tail.reverse()
+        quoted = (found for node in tail if (found := _by_call(node, by_call)) is not None)
+        before = by_turn[id(node)] if isinstance(node, Turn) else None
+        if before is None:
+            reading = Reading(turn, tail, tail, None, tuple(quoted))
+        else:
+            reading = Reading(turn, [*before.nodes, before.turn, *tail], tail, before, (*before.turns, before.turn, *quoted))
+        by_turn[id(turn)] = reading
         yield reading
 
 
@@ -178,5 +184,13 @@ def _borrows(reading: Reading, known: Reading) -> bool:
 
 def _carries_history(reading: Reading, earlier: Sequence[Reading]) -> bool:
     """A call without tools that holds turns of the conversation, as messages or flattened into one text."""
-    said = [other.turn.message.content.strip() for other in earlier if other.turn.thread == reading.turn.thread]
-    return bool(reading.echoed) or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in said[-RECENT:])
+    mine = [other for other in earlier if other.turn.thread == reading.turn.thread]
+    said = [other.turn.message.content.strip() for other in mine[-RECENT:]]
+    if reading.echoed or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in said):
+        return True
+    copied = _spoken(reading)[:-1]  # behind it stands what to do with it
+    return len(copied) > 1 and any(_spoken(other)[: len(copied)] == copied for other in mine[-RECENT:])
+
+
+def _spoken(reading: Reading) -> list[Key]:
+    return [node.message.key for node in reading.nodes if node.message.role != "system"]

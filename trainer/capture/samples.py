@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,7 @@ def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branc
     """
     readings, lost = conversations.read(turns), undelivered(turns)
     starts = reasons(readings, lost)
-    inner = {before.turn.index for reading in readings if reading.turn.index not in lost for before in _line(reading)[:-1]}
+    inner = _continued(reading for reading in readings if reading.turn.index not in lost)
     lines = [
         _Line([other.turn for other in _line(reading)], reading, starts, _exclusion(reading, lost, context))
         for reading in readings
@@ -75,6 +75,17 @@ def branches(turns: Sequence[Turn], context: int, rule: TrainRule) -> list[Branc
         excluded = line.excluded or (_off_parent(line) if rule is TrainRule.PARENT_EXACT else None)
         found.append(Branch(tuple(line.leaf.turn.turns()), owned, line.reason(owned[0]), line.leaf.branch_class, excluded))
     return sorted(found, key=lambda branch: branch.owned[0].index)
+
+
+def _continued(readings: Iterable[Reading]) -> set[int]:
+    """Indices of turns that lie before one of their own conversation."""
+    found = set[int]()
+    for reading in readings:
+        at = reading.before
+        while at is not None and (at.group != reading.group or at.turn.index not in found):
+            found |= {at.turn.index} if at.group == reading.group else set()
+            at = at.before
+    return found
 
 
 def _line(reading: Reading) -> list[Reading]:
