@@ -160,7 +160,9 @@ def harnesses(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     known = {runtime.name: runtime for runtime in facts.harnesses.value}
     for number, harness in enumerate(spec.harnesses):
         where, runtime = f"harnesses.{number}", known.get(harness.name)
-        if runtime is None:
+        if harness.adapter:
+            yield skipped("harness", where, f"not looked at: {harness.name} is an adapter of your own, {harness.adapter}")
+        elif runtime is None:
             yield error("harness", where, f"there is no harness {harness.name}", f"use one of: {', '.join(sorted(known))}")
         elif runtime.version != harness.version:
             message = f"{harness.name} is pinned at {runtime.version}, the spec asks for {harness.version}"

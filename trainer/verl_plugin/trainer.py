@@ -26,7 +26,7 @@ from trainer.rollout.manager import PlayedGroup, RolloutManager
 
 from .metrics import LogProbs, ReportingSink, fidelity_metrics, numbers, update_metrics
 from .stop import check_failures
-from .update import StepUpdate, left_rows, plan_update, row_owners
+from .update import StepUpdate, harness_metrics, left_rows, plan_update, row_owners
 from .worker import CpuWorker
 
 
@@ -72,6 +72,7 @@ class LegoSync(PPOTrainerSync):
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         seconds = time.monotonic() - started
         metrics = {"timing_s/evaluation": seconds, "lego/turns/mean": sum(r.turns for r in rollouts) / len(rollouts)}
+        metrics |= harness_metrics(played)
         self.agent_loop_manager.reporter.report(
             EvaluationBody(step=self.global_steps, resolved=sum(rewards), executed=len(rewards), total=len(rollouts), metrics=metrics)
         )
@@ -126,7 +127,7 @@ class LegoSync(PPOTrainerSync):
 
     def _sample(self, played: Sequence[PlayedGroup], groups: int) -> KVBatchMeta:
         """The step's rows; when no trial left one, a batch of the prompts alone, which verl clears at the end of the step."""
-        uids = [group.group.uid for group in played]
+        uids = list(dict.fromkeys(group.group.uid for group in played))
         if not left_rows(played):
             return KVBatchMeta(partition_id="train", keys=uids, tags=[{"is_prompt": True} for _ in uids])
         batch, _ = self.replay_buffer.sample(global_steps=self.global_steps, partition_id="train", batch_size=groups)
