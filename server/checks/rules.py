@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..runs.plans import expected_trials
 from ..schemas.checks import Check, Level
 from ..schemas.probes import TaskReward, TemplateClass
-from ..schemas.runspec import Kind, RunSpec
+from ..schemas.runspec import History, Kind, RunSpec, TrainRule
 from .facts import Facts, Room
 
 TRAINER_MB = {"warm_fork": 2500, "plain": 5000}
@@ -34,8 +34,8 @@ def skipped(code: str, where: str, message: str) -> Check:
 
 
 def kind(spec: RunSpec, facts: Facts) -> Iterator[Check]:
-    if spec.kind is not Kind.TRAIN:
-        yield error("kind", "kind", f"runs of kind {spec.kind} are not there yet", "use kind: train")
+    if spec.kind is Kind.INFER:
+        yield error("kind", "kind", f"runs of kind {spec.kind} are not there yet", "use kind: train or eval")
 
 
 def paths(spec: RunSpec, facts: Facts) -> Iterator[Check]:
@@ -109,8 +109,7 @@ def model(spec: RunSpec, facts: Facts) -> Iterator[Check]:
         case TemplateClass.APPEND_ONLY:
             yield ok("template", "model.renderer", "the chat template is append-only: every prompt begins with what came before")
         case TemplateClass.STRIPS:
-            message = "the chat template drops thinking of earlier turns: a prompt that is rendered anew starts a branch"
-            yield warning("template", "model.thinking", message, "set model.thinking: false where the policy allows it")
+            yield _stripping(spec)
         case _:
             message = "the chat template rewrites earlier turns: every turn becomes a branch of its own"
             yield warning("template", "model.renderer", message, "use a model whose template appends")
@@ -125,6 +124,36 @@ def model(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     if found.experts and not spec.algorithm.routing_replay:
         message = f"the model has {found.experts} experts and their routing is not replayed: rollout and trainer will disagree"
         yield warning("routing_replay", "algorithm.routing_replay", message, "set it to true")
+
+
+def _stripping(spec: RunSpec) -> Check:
+    """Both histories are exact; they train different policies."""
+    drops = "the chat template drops thinking of earlier turns"
+    if spec.capture.history is History.KEEP:
+        message = (
+            f"{drops}, capture.history: keep leaves it in: a deployment that renders prompts anew shows the policy less than training does"
+        )
+        return warning("template", "capture.history", message, "set it to strip, or model.thinking: false where the policy allows it")
+    if spec.capture.train is TrainRule.PARENT_EXACT:
+        message = f"{drops} with every user message, and capture.train: parent_exact leaves out what follows the second one"
+        return warning("template", "capture.train", message, "set it to all_branches")
+    return ok("template", "capture.history", f"{drops}; capture.history: strip does the same: every user message starts a branch")
+
+
+def trained_with(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    """Weights that learned under one history policy or template are another policy under a different one."""
+    if facts.model is None or facts.model.value is None or (before := facts.model.value.trained_with) is None:
+        return
+    now = {"model.renderer": spec.model.renderer, "model.thinking": spec.model.thinking, "capture.history": str(spec.capture.history)}
+    then = {"model.renderer": before.renderer, "model.thinking": before.thinking, "capture.history": before.history}
+    say = error if spec.kind is Kind.EVAL else warning
+    for field in (field for field in now if now[field] != then[field]):
+        yield say(
+            "trained_with",
+            field,
+            f"{field} is {now[field]}, but run {before.run_id} trained these weights with {then[field]}",
+            f"set {field}={str(then[field]).lower()}",
+        )
 
 
 def context(spec: RunSpec, facts: Facts) -> Iterator[Check]:
@@ -196,7 +225,7 @@ def grading(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     yield from _rewards("noop", found.noop, 0, "doing nothing")
 
 
-RULES = (kind, paths, ports, memory, disk, rooms, model, context, harnesses, grading)
+RULES = (kind, paths, ports, memory, disk, rooms, model, trained_with, context, harnesses, grading)
 
 
 def _complete(room: Room) -> bool:

@@ -14,6 +14,7 @@ from ..db.models import LogRow, Metric, PlanRow
 from ..errors import no_run
 from ..launchers.process import CannotLaunch
 from ..runs.files import Missing, inside, run_dir, tail
+from ..runs.plans import train_steps
 from ..runs.status import run_status, run_summaries, step_rows
 from ..schemas.api import LogFile, LogTail, RunStatus, RunSummary, StartRequest, StepRow
 from ..schemas.runspec import RunSpec
@@ -42,7 +43,7 @@ def start_run(context: Ctx, request: StartRequest, response: Response) -> RunSum
     spec = RunSpec.model_validate(plan.spec)
     name = spec.reporting.name or f"{spec.data.family or 'tasks'} in {', '.join(harness.name for harness in spec.harnesses)}"
     try:
-        run_id, new = context.launcher.create(plan.digest, spec, name, spec.trainer.steps)
+        run_id, new = context.launcher.create(plan.digest, spec, name, train_steps(spec))
         if new:
             context.launcher.start(run_id)
         else:

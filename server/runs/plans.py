@@ -14,10 +14,15 @@ from ..spec import Resolved, SpecError
 from ..spec.layers import problem
 
 
+def train_steps(spec: RunSpec) -> int:
+    """Updates of the weights; an evaluation has none."""
+    return spec.trainer.steps if spec.kind is Kind.TRAIN else 0
+
+
 def evaluation_steps(spec: RunSpec) -> list[int]:
     """Numbers of updates after which the held-out set is evaluated: before the first, between when asked for, after the last."""
-    every, steps = spec.trainer.evaluation.every, spec.trainer.steps
-    return [0, *(range(every, steps, every) if every else ()), steps]
+    every, steps = spec.trainer.evaluation.every, train_steps(spec)
+    return [0, *(range(every, steps, every) if every else ()), *([steps] if steps else ())]
 
 
 def trials_per_step(spec: RunSpec) -> int:
@@ -25,7 +30,7 @@ def trials_per_step(spec: RunSpec) -> int:
 
 
 def expected_trials(spec: RunSpec) -> int:
-    return spec.trainer.steps * trials_per_step(spec) + len(evaluation_steps(spec)) * spec.trainer.evaluation.rollouts
+    return train_steps(spec) * trials_per_step(spec) + len(evaluation_steps(spec)) * spec.trainer.evaluation.rollouts
 
 
 def named_paths(spec: RunSpec) -> dict[str, Path]:
@@ -48,8 +53,8 @@ def make_plan(session: Session, resolved: Resolved) -> Plan:
     """Stored under its digest; the same spec twice is the same plan. Raises SpecError for a kind of run that does not exist yet and for
     directories that are not there."""
     spec = resolved.spec
-    if spec.kind is not Kind.TRAIN:
-        raise SpecError(problem("kind", f"runs of kind {spec.kind} are not there yet", "use kind: train"))
+    if spec.kind is Kind.INFER:
+        raise SpecError(problem("kind", f"runs of kind {spec.kind} are not there yet", "use kind: train or eval"))
     for field, path in named_paths(spec).items():
         if not is_directory(path):
             raise SpecError(problem(field, f"{field}: there is no directory {path}", "give one, relative to the spec's file or absolute"))
@@ -68,6 +73,11 @@ def make_plan(session: Session, resolved: Resolved) -> Plan:
 def _sentence(spec: RunSpec) -> str:
     harnesses = ", ".join(f"{harness.name} {harness.version}" for harness in spec.harnesses)
     evaluations = len(evaluation_steps(spec))
+    if spec.kind is Kind.EVAL:
+        return (
+            f"Evaluate {spec.model.path} inside {harnesses} on the held-out tasks of {spec.data.family or spec.data.held_out}: "
+            f"{spec.trainer.evaluation.rollouts} trials at temperature {spec.rollout.temperature:g}, on the {spec.trainer.device.upper()}."
+        )
     return (
         f"Train {spec.model.path} inside {harnesses} on {spec.data.family or spec.data.train}: {spec.trainer.steps} steps of "
         f"{spec.rollout.tasks_per_step} tasks × {spec.rollout.group_size} samples, {evaluations} held-out evaluations of "

@@ -163,7 +163,7 @@ def _last_metrics(session: Session, run_id: str) -> dict[str, float]:
 
 
 def _sentence(run: RunSummary, forming: StepForming | None, held_out: list[Point], problem: str) -> str:
-    parts = [f"{run.state}, {run.steps_done} of {run.steps_expected} steps"]
+    parts = [f"{run.state}, {run.steps_done} of {run.steps_expected} steps" if run.steps_expected else str(run.state)]
     if forming is not None:
         what = f"step {forming.step}" if forming.phase is Phase.TRAIN else f"held-out evaluation after step {forming.step}"
         failed = f", {forming.failed} failed: {', '.join(sorted(forming.failures))}" if forming.failed else ""

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+TRAINED_WITH = "lego-rl.json"
+
 
 class TemplateClass(StrEnum):
     """What a chat template does to turns that were sampled, when the conversation goes on."""
@@ -28,6 +30,17 @@ class _Facts(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+class TrainedWith(_Facts):
+    """`lego-rl.json` beside trained weights: what an evaluation must repeat to show the policy what training showed it."""
+
+    renderer: str
+    thinking: bool
+    history: str
+    harnesses: list[str]
+    run_id: str
+    step: int
+
+
 class ModelFacts(_Facts):
     """`problem` is empty when everything else could be found out."""
 
@@ -42,6 +55,8 @@ class ModelFacts(_Facts):
     """What a golden tool call became on its way through renderer and parser, when it was not itself."""
     prompt_tokens: dict[str, int] = Field(default_factory=dict)
     """Harness → length of its recorded first request, for harnesses that have one."""
+    trained_with: TrainedWith | None = None
+    """None for weights that no run of ours made."""
 
 
 class TaskReward(_Facts):

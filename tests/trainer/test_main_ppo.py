@@ -28,8 +28,9 @@ from server.schemas.events import (
     TrialBody,
 )
 from server.schemas.outcome import Cause, Failed, Scored, Stage
+from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import RunDir, RunFile, write_atomic
-from server.schemas.runspec import Admission, Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Trainer
+from server.schemas.runspec import Admission, Algorithm, Checkpoint, Data, Evaluation, Harness, Kind, Model, Rollout, RunSpec, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import FakeRunner, scored
@@ -265,7 +266,22 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     assert {request.trial_id[:6] for request in world.runner.requests} == {"e002r2", "s003r2", "e003r2"}
     assert steps[1].metrics["lego/optimizer_steps"] == 4 and steps[2].metrics["training/rollout_actor_probs_pearson_corr"] >= 0.999
     assert sorted(path.name for path in world.run.checkpoints.glob("global_step_*")) == ["global_step_2", "global_step_3"]  # `keep` is 2
+    trained_with = TrainedWith.model_validate_json((world.run.checkpoints / "final" / TRAINED_WITH).read_bytes())
+    assert (trained_with.run_id, trained_with.step, trained_with.history) == ("run-1", 3, "keep")
     assert (world.run.checkpoints / "final").resolve().parts[-3:] == ("global_step_3", "actor", "huggingface")
+
+
+def test_an_evaluation_scores_the_weights_and_trains_nothing(world: World, policy: Path) -> None:
+    prepare(world, policy, kind=Kind.EVAL, trainer=Trainer(start="warm_fork", evaluation=Evaluation(rollouts=4)))
+    launched = start(world)
+    output, _ = launched.communicate(timeout=250)
+    assert launched.returncode == 0 and output.endswith("done: evaluated\n"), output
+    bodies = world.server.bodies()
+    (done,) = of(bodies, EvaluationBody)
+    assert (done.step, done.executed, done.total) == (0, 4, 4)
+    assert of(bodies, StepBody) == [] and not world.run.checkpoints.exists()
+    assert {request.split for request in world.runner.requests} == {"held_out"}
+    assert left_behind(world) == []
 
 
 def kill_everything(world: World) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from server.schemas.probes import ModelFacts, TemplateClass
+from server.schemas.probes import TRAINED_WITH, ModelFacts, TemplateClass, TrainedWith
 from server.schemas.runspec import RunSpec
 from trainer import policies
 from trainer.capture.message import Message, ToolCall
@@ -37,6 +37,8 @@ def model_facts(spec: RunSpec) -> ModelFacts:
         directory = policies.resolve(spec.model.path) if spec.model.path.startswith(policies.PREFIX) else Path(spec.model.path)
         config = json.loads((directory / "config.json").read_bytes())
         rendering = Rendering.load(directory, thinking=spec.model.thinking)
+        trained = directory / TRAINED_WITH
+        trained_with = TrainedWith.model_validate_json(trained.read_bytes()) if trained.exists() else None
     except FileNotFoundError as error:
         return ModelFacts(problem=f"{error.filename or error} is missing" if error.filename else str(error))
     except AssertionError as error:
@@ -49,6 +51,7 @@ def model_facts(spec: RunSpec) -> ModelFacts:
         longest=config.get("max_position_embeddings"),
         template=template_class(rendering, thinking=spec.model.thinking),
         round_trip=round_trip(rendering),
+        trained_with=trained_with,
         prompt_tokens={harness.name: n for harness in spec.harnesses if (n := prompt_tokens(rendering, harness.name)) is not None},
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from server.schemas.rundir import RunDir
-from server.schemas.runspec import RunSpec
+from server.schemas.runspec import Kind, RunSpec
 from server.schemas.tasks import HELD_OUT, TRAIN
 
 MICRO_BATCH_TOKENS = 4096
@@ -60,6 +60,7 @@ def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
         "trainer.total_training_steps": steps,
         "trainer.total_epochs": steps,  # an epoch has at least one step
         "trainer.val_before_train": not place.step,
+        "trainer.val_only": spec.kind is Kind.EVAL,
         "trainer.test_freq": spec.trainer.evaluation.every or steps,
         "trainer.save_freq": checkpoint.every or steps,
         "trainer.default_local_dir": str(place.run.checkpoints),

@@ -54,22 +54,22 @@ def launch(root: Path, attempt: int = 1) -> int:
             except Exception:
                 traceback.print_exc()
                 raise
-    except FinalError as error:
-        return _failed(run, file, str(error), out, FINAL)
+    except FinalError as error:  # Ray's own error for one that was raised in another process is one too
+        return _failed(run, file, str(error) if type(error) is FinalError else _reason(error), out, FINAL)
     except SystemExit:
         print("terminated", file=out)
         return TERMINATED
     except Exception as error:  # noqa: BLE001 whatever stopped verl becomes the run's reason; the traceback is in verl.log
-        ended_on_purpose = isinstance(getattr(error, "cause", None), FinalError)
-        return _failed(run, file, _reason(error), out, FINAL if ended_on_purpose else FAILED)
-    print(f"done: {file.spec.trainer.steps} steps, weights in {run.checkpoints / 'final'}", file=out)
+        return _failed(run, file, _reason(error), out, FAILED)
+    trained = f"{file.spec.trainer.steps} steps, weights in {run.checkpoints / 'final'}"
+    print(f"done: {trained if file.spec.kind is Kind.TRAIN else 'evaluated'}", file=out)
     return 0
 
 
 def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     spec = file.spec
-    if spec.kind is not Kind.TRAIN:
-        raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train'")
+    if spec.kind is Kind.INFER:
+        raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train' or 'eval'")
     model = _model(spec.model.path)
     environment.apply()
     warm = spec.trainer.start == "warm_fork"
@@ -104,7 +104,8 @@ def _drive(file: RunFile, place: Place) -> None:
     finally:
         signal.alarm(0)  # the handler that Ray's C++ part puts in front of ours would abort the process 3 s after a SIGTERM
         ray.shutdown()
-    _link_final_weights(place.run, file.spec.trainer.steps)
+    if file.spec.kind is Kind.TRAIN:
+        _link_final_weights(place.run, file.spec.trainer.steps)
 
 
 def _last_step(run: RunDir) -> int:
@@ -144,7 +145,7 @@ def _wait_for_runner(run: RunDir) -> None:
 
 def _check_tasks(run: RunDir, spec: RunSpec) -> None:
     tasks = len(read_index(run.tasks / TRAIN / "index.jsonl"))
-    if tasks < spec.rollout.tasks_per_step:
+    if spec.kind is Kind.TRAIN and tasks < spec.rollout.tasks_per_step:
         raise FinalError(
             f"a step needs {spec.rollout.tasks_per_step} tasks but there are only {tasks}: lower rollout.tasks_per_step or add tasks"
         )

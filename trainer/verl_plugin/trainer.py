@@ -20,6 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from server.schemas.events import EvaluationBody
+from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
 from trainer.launch import PROGRESS_LOG
 from trainer.rollout.manager import PlayedGroup, RolloutManager
@@ -112,7 +113,17 @@ class LegoSync(PPOTrainerSync):
         """verl's, then the file that names it (verl's own is not written atomically), then the oldest ones go (verl forgets those of an
         earlier attempt)."""
         super()._save_checkpoint()
-        checkpoint = self._spec.trainer.checkpoint
+        spec, checkpoint = self._spec, self._spec.trainer.checkpoint
+        trained_with = TrainedWith(
+            renderer=spec.model.renderer,
+            thinking=spec.model.thinking,
+            history=spec.capture.history,
+            harnesses=[harness.name for harness in spec.harnesses],
+            run_id=self.config.trainer.experiment_name,
+            step=self.global_steps,
+        )
+        weights = self._run.checkpoints / f"global_step_{self.global_steps}" / "actor" / "huggingface"
+        write_atomic(weights / TRAINED_WITH, trained_with.model_dump_json(), mode=0o644)
         if checkpoint.every:
             latest = CheckpointFile(step=self.global_steps, metrics=self._metrics)
             write_atomic(self._run.latest_checkpoint, latest.model_dump_json())

@@ -10,7 +10,7 @@ import pytest
 from server.checks.facts import Answer, Facts, PathFact, Room
 from server.checks.rules import RULES
 from server.schemas.checks import Check, Level
-from server.schemas.probes import HarnessRuntime, ModelFacts, SelfTestFacts, TaskReward, TemplateClass
+from server.schemas.probes import HarnessRuntime, ModelFacts, SelfTestFacts, TaskReward, TemplateClass, TrainedWith
 from server.schemas.runspec import RunSpec
 from server.spec import resolve
 
@@ -49,6 +49,20 @@ def test_on_a_sound_machine_all_is_well() -> None:
     assert {check.level for check in checks} == {Level.OK}
     codes = {"ports", "memory", "disk", "trainer", "sandbox", "model", "template", "tool_calls", "context", "harness", "oracle", "noop"}
     assert {check.code for check in checks} == codes
+
+
+def test_an_evaluation_repeats_the_history_policy_of_training() -> None:
+    before = TrainedWith(renderer="qwen3", thinking=False, history="strip", harnesses=["mini-swe-agent"], run_id="r-1", step=8)
+    facts = replace(SOUND, model=Answer(MODEL.model_copy(update={"trained_with": before})))
+    (refused,) = (check for check in checked(facts, local(kind="eval")) if check.level is not Level.OK)
+    assert (refused.code, refused.level) == ("trained_with", Level.ERROR)
+    assert (refused.message, refused.fix) == (
+        "capture.history is keep, but run r-1 trained these weights with strip",
+        "set capture.history=strip",
+    )
+    (warned,) = (check for check in checked(facts) if check.level is not Level.OK)
+    assert warned.level is Level.WARNING  # further training may want to change it
+    assert {check.level for check in checked(facts, local(kind="eval", capture__history="strip"))} == {Level.OK}
 
 
 @pytest.mark.parametrize(
@@ -133,3 +147,18 @@ def test_a_mixture_of_experts_without_replay_is_warned_of() -> None:
 def test_no_rule_needs_what_could_not_be_gathered(rule: Callable[[RunSpec, Facts], Any]) -> None:
     nothing = replace(SOUND, model=None, harnesses=None, selftest=None, trainer=Room("py", problem="x"), sandbox=Room("py", problem="x"))
     list(rule(local(), nothing))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "words"),
+    [
+        ({}, Level.WARNING, "keep leaves it in"),
+        ({"capture__history": "strip"}, Level.OK, "every user message starts a branch"),
+        ({"capture__history": "strip", "capture__train": "parent_exact"}, Level.WARNING, "leaves out what follows the second one"),
+    ],
+)
+def test_a_template_that_strips_is_met_by_the_history_policy(overrides: dict[str, str], level: Level, words: str) -> None:
+    """User-pain 2: which of the two is right for a run is said before it starts."""
+    facts = replace(SOUND, model=Answer(MODEL.model_copy(update={"template": TemplateClass.STRIPS})))
+    (found,) = [check for check in checked(facts, local(**overrides)) if check.code == "template"]
+    assert found.level is level and words in found.message

@@ -64,8 +64,17 @@ def test_a_wrong_spec_is_refused_in_one_line(client: TestClient) -> None:
     assert answer.status_code == 422
     assert answer.json()["detail"] == "unknown key `trainr` (document) (did you mean `trainer`?)"
     assert [check["where"] for check in answer.json()["checks"]] == ["trainr"]
-    evaluate = client.post("/api/plans", json={"document": {"extends": "local", "kind": "eval"}})
-    assert evaluate.json()["detail"] == "runs of kind eval are not there yet (use kind: train)"
+    infer = client.post("/api/plans", json={"document": {"extends": "local", "kind": "infer"}})
+    assert infer.json()["detail"] == "runs of kind infer are not there yet (use kind: train or eval)"
+
+
+def test_a_plan_of_an_evaluation_has_no_steps(client: TestClient) -> None:
+    plan = client.post("/api/plans", json={"document": {"extends": "local", "kind": "eval"}}).json()
+    assert plan["expected_trials"] == 128
+    expected = (
+        "Evaluate builtin:onebug-mini-swe-agent inside mini-swe-agent 2.4.6 on the held-out tasks of onebug: 128 trials at temperature 1"
+    )
+    assert plan["summary"] == f"{expected}, on the CPU."
 
 
 def test_a_run_starts_only_from_a_plan_that_was_shown(client: TestClient) -> None:

@@ -66,8 +66,8 @@ def test_a_path_that_is_no_checkpoint(tmp_path: Path, server: FakeServer) -> Non
 
 
 def test_a_kind_that_is_not_trained(tmp_path: Path, server: FakeServer) -> None:
-    code, output = launch(tmp_path, server, SPEC.model_copy(update={"kind": Kind.EVAL}))
-    assert code == FINAL and output == "failed: kind 'eval' is not run by the trainer yet: use kind 'train'\n"
+    code, output = launch(tmp_path, server, SPEC.model_copy(update={"kind": Kind.INFER}))
+    assert code == FINAL and output == "failed: kind 'infer' is not run by the trainer yet: use kind 'train' or 'eval'\n"
 
 
 def test_fewer_tasks_than_a_step_needs(tmp_path: Path, server: FakeServer) -> None:
