@@ -12,11 +12,15 @@ import click
 from sandbox.harnesses.commands import as_json_option as _json
 from sandbox.harnesses.commands import harness
 from sandbox.harnesses.commands import store_options as _store
-from sandbox.harnesses.pins import PINS
+from sandbox.harnesses.pins import CLAUDE_CODE, MINI_SWE_AGENT, PINS
 from sandbox.harnesses.store import Store
 from sandbox.redteam.command import redteam
 from sandbox.runner import quiet
 from server.schemas.runspec import Harness
+
+
+_BENCHED = [MINI_SWE_AGENT.name, CLAUDE_CODE.name]
+"""Whose tools the scripted model of the benchmark knows."""
 
 
 @click.group()
@@ -36,7 +40,7 @@ def bench() -> None:
 @bench.command("trials")
 @click.option("--n", default=64, show_default=True, type=click.IntRange(min=1))
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(min=1))
-@click.option("--harness", "name", default="mini-swe-agent", show_default=True, type=click.Choice(list(PINS)))
+@click.option("--harness", "name", default="mini-swe-agent", show_default=True, type=click.Choice(_BENCHED))
 @click.option("--start", default="warm_fork", show_default=True, type=click.Choice(["warm_fork", "exec"]))
 @_store
 @_json
