@@ -18,7 +18,6 @@ from sandbox.redteam.command import redteam
 from sandbox.runner import quiet
 from server.schemas.runspec import Harness
 
-
 _BENCHED = [MINI_SWE_AGENT.name, CLAUDE_CODE.name]
 """Whose tools the scripted model of the benchmark knows."""
 
