@@ -62,7 +62,8 @@ class Grader(BaseVerifier):
         else:
             diff, reverted = policy.split(self.environment.diff, runs_tests=True)
             verdict = await self._hidden_tests(task, diff)
-        return verdict.model_copy(update={"reverted": reverted, "signs": policy.suspicious(self.environment.diff)})
+        signs = await asyncio.to_thread(policy.suspicious, self.environment.diff)
+        return verdict.model_copy(update={"reverted": reverted, "signs": signs})
 
     async def _hidden_tests(self, task: Path, diff: list[Step]) -> Verdict:
         """Only a tree that passes meets the twins: a would-be reward costs three runs, anything else one."""

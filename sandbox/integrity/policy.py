@@ -1,7 +1,8 @@
 """Which of the agent's changes never reach the grading sandbox: what graders and interpreters read by themselves, and tests.
 
 Leaving a change out puts the pristine file back. It is no accusation: an agent may well write tests or a conftest. They are listed with
-the verdict.
+the verdict. Configuration of the test runner needs no such care: it runs without any. Nor do directories `tests` deeper in the tree, which
+may be part of a program.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ from collections.abc import Sequence
 from server.schemas.suspicion import Sign, signs
 
 from .changes import Step
+from .hidden import DIRECTORY
 
 _GIT = re.compile(r"(^|/)\.git(/|$)")
 _READ_BY_ITSELF = re.compile(
-    r"(^|/)(__pycache__(/|$)"
-    r"|(conftest|sitecustomize|usercustomize)\.py$"
-    r"|\.?pytest\.ini$|\.?pytest\.toml$|tox\.ini$|setup\.cfg$|\.coveragerc$"
-    r"|[^/]*\.(pyc|pyo|pth|so|egg-link)$"
-    r"|tests?(/|$))"
+    rf"^{DIRECTORY}(/|$)|(^|/)(__pycache__(/|$)|(conftest|sitecustomize|usercustomize)\.py$|[^/]*\.(pyc|pyo|pth|egg-link)$)"
 )
 _SHADOWS = re.compile(r"^(_?pytest|pluggy|iniconfig|packaging|pygments|py)(/|\.py$|$)")
 

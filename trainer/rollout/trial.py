@@ -94,7 +94,7 @@ class TrialRoom:
         record = capture.record(trial_id, self.spec.capture.train)
         samples = capture.samples(self.spec.capture.train)
         file = functools.partial(capture.to_bytes, trial_id, self.spec.capture.train) if self.spec.reporting.keep_captures else None
-        outcome = _with_signs(outcome, record)
+        outcome = await asyncio.to_thread(_with_signs, outcome, record)
         body, problem = await asyncio.to_thread(keep, self.run, record, file, capture.malformed_turns)
         if problem:
             outcome = outcome.model_copy(update={"detail": "; ".join(filter(None, (outcome.detail, problem)))})

@@ -16,7 +16,9 @@ _CROWDED_TRIES, _CROWDED_S = 100, 0.05
 
 
 class SandboxError(Exception):
-    """The sandbox or its spawner could not do what was asked; the message says what and why."""
+    """The sandbox or its spawner could not do what was asked; the message says what and why, `errno` what the kernel said."""
+
+    errno: int | None = None
 
 
 class SandboxLost(SandboxError):
@@ -122,7 +124,9 @@ class Channel:
                 os.close(fd)
             return
         if "error" in message:
-            call.fail(SandboxError(f"{self._what}: {message['error']}"))
+            error = SandboxError(f"{self._what}: {message['error']}")
+            error.errno = message.get("errno")
+            call.fail(error)
         elif "status" in message:
             if not call.done.done():
                 call.done.set_result(message["status"])

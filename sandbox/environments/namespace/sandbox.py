@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import errno
 import os
 import socket
 import stat
@@ -44,6 +46,7 @@ class Sandbox:
         self._cgroups = tuple(created["cgroups"])
         self._rlimits = rlimits
         self._gate: Gate | None = None
+        self._crowded = False
         self.spec = spec
         self.mode = mode
         self.limits_mode = limits_mode
@@ -99,6 +102,9 @@ class Sandbox:
             raise
         except SandboxLost as lost:
             lost.stdout = out.finish()
+            raise
+        except SandboxError as error:
+            self._crowded = self._crowded or error.errno == errno.EAGAIN
             raise
         finally:
             stdout, stderr = out.finish(), err.finish()
@@ -199,7 +205,9 @@ class Sandbox:
 
     async def usage(self) -> UsageReport:
         message, _ = await self._spawner.ask({"op": "usage", "sandbox": self._number})
-        return UsageReport(**message["usage"])
+        report = UsageReport(**message["usage"])
+        # Limits of the process count nothing, but we have seen that no process could be started.
+        return dataclasses.replace(report, process_limit_hits=1) if self._crowded and not report.process_limit_hits else report
 
     async def kill(self) -> None:
         """SIGKILL to everything inside; on return no process of the sandbox exists. Its files stay for `changes` and `download`."""

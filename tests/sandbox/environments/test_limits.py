@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -39,6 +40,22 @@ async def test_a_fork_bomb_is_bounded(place: Place) -> None:
     assert (await other.exec("echo unharmed")).stdout == b"unharmed\n"
     await sandbox.kill()
     assert not (await sandbox.usage()).running
+
+
+@contract
+async def test_a_sandbox_full_of_processes_says_so(place: Place) -> None:
+    """An agent that leaves no room for another command broke its own sandbox. (Limits of each process leave the host's commands room.)"""
+    if place.host.limits_mode == "rlimit":
+        return
+    sandbox = await place.sandbox()
+    bomb = asyncio.create_task(sandbox.exec(["python3", "-c", f"while True:\n{indent(FORK_BOMB, '    ')}\n    time.sleep(0.01)"]))
+    with pytest.raises(SandboxError, match="temporarily unavailable"):
+        while True:
+            await sandbox.exec(["/bin/true"])
+    assert (await sandbox.usage()).process_limit_hits > 0
+    await sandbox.kill()
+    with pytest.raises(SandboxLost):
+        await bomb
 
 
 @contract

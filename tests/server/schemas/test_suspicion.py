@@ -45,7 +45,7 @@ def test_ordinary_work_is_not(command: str) -> None:
 
 
 def test_the_evidence_is_the_line_where_it_shows_and_bounded() -> None:
-    text = "ls\n" + "x" * 500 + " git reflog\nls"
+    text = "ls\n" + "x" * 300 + " git reflog\nls"
     (line,) = signs([text])
     assert line.startswith("git_history: xxx") and len(line) <= MAX_EVIDENCE + len("git_history: ")
     assert len(signs(f"git show v{number}" for number in range(50))) == MAX_PER_KIND
@@ -54,3 +54,9 @@ def test_the_evidence_is_the_line_where_it_shows_and_bounded() -> None:
 def test_arguments_of_calls_are_read_as_what_they_hold() -> None:
     assert of_calls([json.dumps({"command": "ls\ngit reflog"})]) == ["git_history: git reflog"]
     assert of_calls(["git reflog", "[1]"]) == ["git_history: git reflog"]
+
+
+def test_no_text_makes_the_search_slow() -> None:
+    """With unbounded repetitions each of these took minutes."""
+    for text in (">" * 1_000_000, "git " * 300_000, "\n".join(["open(" * 100] * 2000), "__eq__ " * 200_000):
+        assert len(signs([text] * 50)) <= MAX_PER_KIND * len(Sign)
