@@ -38,7 +38,7 @@ def reasons(readings: Sequence[Reading], lost: Set[int]) -> dict[int, BranchReas
                 answers[reading.turn.call], replaced = reading, rival
         elif before is None or before.turn.index in gone_on:
             found[index] = _fork(reading, tip)
-            replaced = tip if found[index] is BranchReason.MALFORMED_TURN else None
+            replaced = tip if found[index] is BranchReason.MALFORMED_TURN and index not in lost else None
         if replaced is not None and (replaced.before, replaced.group) == (reading.before, reading.group):
             _change_places(found, index, replaced.turn.index)
         if before is not None:
