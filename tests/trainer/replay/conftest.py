@@ -15,10 +15,11 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """174 recordings of six harnesses, as `shared` describes them; they compress to a hundredth."""
+    """174 recordings of six harnesses, and 35 more of what those do not show; they compress to a hundredth."""
     folder = tmp_path_factory.mktemp("recordings")
-    with tarfile.open(HERE / "recordings.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    for name in ("recordings", "more"):
+        with tarfile.open(HERE / f"{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
     return folder
 
 

@@ -128,11 +128,14 @@ def test_a_resumed_session_may_mint_an_id_that_its_history_has(replay: Replay) -
     assert (made.branches, made.reasons, made.policy_turns) == (1, {"root": 1}, 2)
 
 
-def test_a_compaction_without_an_effect_is_a_summary_all_the_same(replay: Replay) -> None:
-    """qwen-code ignores a summary that is longer than what it replaces."""
-    grown = [*TASK, assistant(LS), result("id1", "a listing")]
-    asked = [system("You compress a chat into a <state_snapshot>."), *grown[1:], user("First, reason, then write the <state_snapshot>.")]
-    steps = [chat(TASK, LS), chat(asked, say="<state_snapshot>long</state_snapshot>", tools=(), label="compact"), chat(grown, CAT)]
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_compaction_without_an_effect_is_a_summary_all_the_same(replay: Replay, turns: int) -> None:
+    """qwen-code ignores a summary that is longer than what it replaces; the newest turns are left out of what is summed up."""
+    opening = [system(), user("You run on Linux."), assistant(text="Got it. Thanks for the context!"), user("fix it")]
+    grown = [*opening, assistant(LS), result("id1", "a listing")]
+    copied = grown[1 : 4 + 2 * turns]
+    asked = [system("You compress a chat into a <state_snapshot>."), *copied, user("First, reason, then write the <state_snapshot>.")]
+    steps = [chat(opening, LS), chat(asked, say="<state_snapshot>long</state_snapshot>", tools=(), label="compact"), chat(grown, CAT)]
     made = replay(*steps)
     assert (made.threads, made.branches, made.classes) == (1, 2, {"policy": 1, "summary": 1})
 
