@@ -13,7 +13,6 @@ call belongs to the conversation that it serves, but never continues it. What th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,8 +21,8 @@ from server.schemas.capture import BranchClass
 from trainer.capture.graph import Node, Turn
 from trainer.capture.message import Key
 
-SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
-"""Claude Code keeps only the inside of this block."""
+SUMMARY = ("<summary>", "</summary>")
+"""Claude Code keeps only what stands between them."""
 TELLING = 16
 """Characters from which on a text is no coincidence."""
 RECENT = 8
@@ -138,8 +137,9 @@ def _replaced_by(reading: Reading, earlier: Sequence[Reading]) -> Reading | None
     elsewhere = last.opening != reading.opening
     if elsewhere and last.turn.tools:  # a sub-agent's report is quoted too; a summary is asked for without tools, or in its place
         return None
-    inside = SUMMARY.search(last.turn.message.content)
-    text = (inside[1] if inside else last.turn.message.content).strip()
+    content = last.turn.message.content
+    inside = content.partition(SUMMARY[0])[2].partition(SUMMARY[1])[0] if all(mark in content for mark in SUMMARY) else ""
+    text = (inside or content).strip()
     return last if len(text) >= TELLING and reading.says(text, assistants=elsewhere) else None
 
 
