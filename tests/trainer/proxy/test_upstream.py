@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import numpy as np
@@ -235,9 +236,7 @@ def test_an_interrupted_turn_is_the_turn_that_it_would_have_been(faults: list[tu
     assert turn.token_ids == (positions % 50 + 1).tolist() and turn.token_ids[: len(heard)] == heard
     assert turn.log_probs == (-positions / 1000).tolist()
     spans = turn.spans or ((0, turn.version),)
-    cuts, total = [], 0
-    for count, _ in faults:
-        cuts.append(total := min(30, total + count))
+    cuts = list(itertools.accumulate(count for count, _ in faults))
     expected = [sum(cut <= i for cut in cuts) for i in range(30)]
     if not any(fails for _, fails in faults):  # a call that fails cannot say which version it had
         assert np.repeat([v for _, v in spans], np.diff([*(o for o, _ in spans), 30])).tolist() == expected
