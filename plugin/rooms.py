@@ -34,7 +34,8 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "bench": Verb(TRAINER, "Measure proxy, engine (`bench engine`) and sandboxes (`bench trials`).", {"trials": SANDBOX, "sandbox": SANDBOX}),
+    "bench": Verb(TRAINER, "Measure proxy, engine, sandboxes and trials.", {"trials": SANDBOX, "sandbox": SANDBOX}),
+    "doctor": Verb(SANDBOX, "Look for what sandboxes leave behind and for what makes them slow.", takes_data_dir=True),
     "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Measure routing replay against its negative control."),
     "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks."),

@@ -423,4 +423,8 @@ def main(descriptor: int, state: str, rootless: bool, record: int) -> None:
         connection.send(json.dumps({"id": 0, "error": str(error)}).encode())
         return
     connection.send(json.dumps({"id": 0, "limits": "cgroup" if group else "rlimit"}).encode())
-    spawner.serve()
+    try:
+        spawner.serve()
+    finally:
+        if group:
+            group.remove()  # gone already, unless something went wrong; a group in use stays for the next sweep
