@@ -337,3 +337,30 @@ def test_a_renamed_tool_is_the_same_turn_edited() -> None:
     capture = play(script)
     assert branches(capture) == [("root", "policy", [0, 1])]
     assert capture.graph.turns[0].drift is Drift.EDITED
+
+
+def test_ids_are_minted_once_per_rollout_also_when_the_harness_starts_again() -> None:
+    """Claude Code deletes a later call whose id it has seen before, and `--continue` reads the old ones back."""
+
+    async def script(talk: Talk) -> None:
+        await talk.work(calls(("bash", {}), ("read", {})))
+        await talk.ask(call("read", n=1), [Message("system", "You look."), TASK], thread="a")
+        again = Talk(talk.session, talk.engine, [*talk.history, Message("user", "Go on.")])
+        await again.work(calls(("bash", {}), ("read", {})))
+
+    capture = play(script)
+    ids = [made.id for turn in capture.graph.turns for made in turn.message.tool_calls]
+    assert len(set(ids)) == len(ids) == 5
+    assert branches(capture) == [("root", "policy", [0, 2]), ("sub_agent", "sub_agent", [1])]
+
+
+def test_a_branch_knows_the_oldest_and_the_newest_weights_behind_it() -> None:
+    async def script(talk: Talk) -> None:
+        for talk.engine.version in (3, 4):
+            await talk.work(call("bash", n=1))
+        talk.engine.version = 7
+        await talk.ask(say("Seen."), [Message("system", "You look."), TASK], thread="a")
+
+    record = play(script).record("t-1")
+    assert [(branch.min_version, branch.max_version) for branch in record.branches] == [(3, 4), (7, 7)]
+    assert [turn.policy_versions for turn in record.turns] == [[(0, 3)], [(0, 4)], [(0, 7)]]
