@@ -111,6 +111,8 @@ class BranchRecord(BaseModel):
     min_version: int = 0
     max_version: int = 0
     """Policy versions of the sampled tokens that this branch owns."""
+    drift: dict[Drift, int] = Field(default_factory=dict)
+    """Turns that this branch owns whose arguments came back different, by how."""
 
 
 class ContextTokens(BaseModel):

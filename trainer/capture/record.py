@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from server.schemas.capture import BranchRecord, CaptureRecord, ToolCallRecord, TurnRecord
@@ -32,6 +33,7 @@ def record(capture: Capture, trial_id: str, rule: TrainRule) -> CaptureRecord:
                 excluded=branch.excluded,
                 min_version=min(version for turn in branch.owned for _, version in turn.spans),
                 max_version=max(version for turn in branch.owned for _, version in turn.spans),
+                drift=Counter(turn.drift for turn in branch.owned if turn.drift is not None),
             )
             for i, branch in enumerate(branches)
         ],

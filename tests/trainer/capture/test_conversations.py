@@ -323,6 +323,7 @@ def test_what_became_of_arguments_is_counted_and_changes_no_token(sampled: Any, 
     capture = play(script)
     assert branches(capture) == [("root", "policy", [0, 1])]
     assert [turn.drift for turn in capture.graph.turns] == [drift, None]
+    assert capture.record("t-1").branches[0].drift == ({drift: 1} if drift else {})
 
 
 def test_a_renamed_tool_is_the_same_turn_edited() -> None:
