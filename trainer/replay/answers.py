@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+FINISH = {"end_turn": "stop", "tool_use": "calls", "max_tokens": "length", "stop": "stop", "tool_calls": "calls", "length": "length"}
+
 
 class BadAnswer(Exception):
     """No client could read this; the message says why."""
@@ -25,6 +27,8 @@ class Answer:
     """(id, name, arguments as text)."""
     items: list[tuple[str, str]] = field(default_factory=list)
     prompt_tokens: int = 0
+    finish: str = ""
+    """`stop`, `calls` or `length`; Responses do not tell the first two apart."""
 
 
 def read(path: str, body: bytes, *, stream: bool) -> Answer:
@@ -53,7 +57,7 @@ def _events(body: bytes) -> list[Any]:
 
 
 def _message(body: dict[str, Any]) -> Answer:
-    answer = Answer(prompt_tokens=body["usage"]["input_tokens"])
+    answer = Answer(prompt_tokens=body["usage"]["input_tokens"], finish=FINISH[body["stop_reason"]])
     for block in body["content"]:
         if block["type"] == "text":
             answer.text += block["text"]
@@ -86,13 +90,16 @@ def _anthropic(events: list[Any]) -> Answer:
             if block["type"] == "tool_use":
                 answer.calls.append((block["id"], block["name"], arguments))
             block, index = None, index + 1
+        elif kind == "message_delta":
+            answer.finish = FINISH[event["delta"]["stop_reason"]]
     return answer
 
 
 def _completion(body: dict[str, Any]) -> Answer:
     message = body["choices"][0]["message"]
     calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-    return Answer(message.get("content") or "", calls, prompt_tokens=body["usage"]["prompt_tokens"])
+    finish = FINISH[body["choices"][0]["finish_reason"]]
+    return Answer(message.get("content") or "", calls, prompt_tokens=body["usage"]["prompt_tokens"], finish=finish)
 
 
 def _chat(events: list[Any]) -> Answer:
@@ -111,11 +118,12 @@ def _chat(events: list[Any]) -> Answer:
     if finish is None or sorted(calls) != list(range(len(calls))):
         raise BadAnswer(f"finish_reason {finish}, tool calls {sorted(calls)}")
     answer.calls = [(call[0], call[1], call[2]) for _, call in sorted(calls.items())]
+    answer.finish = FINISH[finish]
     return answer
 
 
 def _response(body: dict[str, Any]) -> Answer:
-    answer = Answer(prompt_tokens=body["usage"]["input_tokens"])
+    answer = Answer(prompt_tokens=body["usage"]["input_tokens"], finish="length" if body["status"] == "incomplete" else "")
     for item in body["output"]:
         answer.items.append((item["type"], item.get("id") or ""))
         if item["type"] == "message":

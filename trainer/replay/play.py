@@ -23,7 +23,7 @@ from trainer.replay.answers import Answer, BadAnswer, read
 from trainer.replay.engine import Call, RecordedEngine, Script
 from trainer.replay.ids import Ids
 from trainer.replay.plan import Step, plan
-from trainer.replay.recording import Block, load
+from trainer.replay.recording import load
 from trainer.replay.tokenizer import Spelling, make
 from trainer.replay.turns import usable
 
@@ -140,7 +140,7 @@ async def _call(step: Step, call: Call, rollout: _Rollout) -> None:
     except (BadAnswer, httpx.HTTPError) as error:
         rollout.problems.append(f"exchange {step.exchange.i}: {type(error).__name__} {error}")
         return
-    rollout.problems += [f"exchange {step.exchange.i}: {problem}" for problem in _compare(step.blocks, answer, call)]
+    rollout.problems += [f"exchange {step.exchange.i}: {problem}" for problem in _compare(step, answer, call)]
     rollout.ids.learn(step.exchange, step.blocks, answer)
 
 
@@ -155,9 +155,9 @@ def _request(step: Step, rollout: _Rollout) -> httpx.Request:
     return rollout.client.build_request(exchange.method, url, headers=headers, content=body)
 
 
-def _compare(blocks: Sequence[Block], answer: Answer, call: Call) -> Iterator[str]:
-    """The answer says what was sampled: the same calls with the same values, and a true count of the prompt."""
-    wanted = [(block.name, json.loads(block.text)) for block in blocks if block.kind == "call" and usable(block)]
+def _compare(step: Step, answer: Answer, call: Call) -> Iterator[str]:
+    """The answer says what was sampled: the same calls with the same values, the same text, why it ended, a true prompt count."""
+    wanted = [(block.name, json.loads(block.text)) for block in step.blocks if block.kind == "call" and usable(block)]
     try:
         given = [(name, json.loads(arguments)) for _, name, arguments in answer.calls]
     except ValueError:
@@ -165,5 +165,11 @@ def _compare(blocks: Sequence[Block], answer: Answer, call: Call) -> Iterator[st
         return
     if given != wanted:
         yield f"calls {str(given)[:200]} given for {str(wanted)[:200]}"
+    said = "\n".join(block.text for block in step.blocks if block.kind == "text").strip()
+    if all(block.kind == "text" for block in step.blocks) and answer.text.strip() != said:
+        yield f"text {answer.text[:200]!r} given for {said[:200]!r}"
+    finish = "length" if step.by_length else "calls" if wanted else "stop"
+    if answer.finish and answer.finish != finish:
+        yield f"the answer ends by {answer.finish}, the turn by {finish}"
     if answer.prompt_tokens and answer.prompt_tokens != len(call.prompt):
         yield f"usage says {answer.prompt_tokens} prompt tokens, the engine got {len(call.prompt)}"

@@ -108,3 +108,10 @@ def test_streamed_arguments_are_the_sampled_ones(name: str, played: Play) -> Non
         wanted = [json.loads(block.text) for block in call.step.blocks if block.kind == "call"]
         turn = next(turn for turn in played(name).capture.graph.turns if turn.sampled.tolist() == call.ids)
         assert [made.arguments for made in turn.message.tool_calls] == wanted
+
+
+@pytest.mark.parametrize("name", ["claude/stop_mismatch", "claude/maxtokens", "opencode/plain", "openhands/plain", "qwen/plain"])
+def test_the_reason_for_stopping_follows_what_was_parsed(name: str, played: Play) -> None:
+    """34: a loop ends after one call when the reason is `stop`. Replay compares it with the turn, whatever the recording server said."""
+    assert played(name).problems == []
+    assert {call.step.by_length for call in played("claude/maxtokens").calls} == {True, False}
