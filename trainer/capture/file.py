@@ -95,13 +95,18 @@ def read(file: BinaryIO) -> tuple[Capture, str]:
 
 def _answered(graph: Graph) -> list[Node]:
     """Nodes on the way to a turn, parents first, siblings in the order of the graph."""
-    wanted = {id(node) for turn in graph.turns for node in turn.path()}
+    wanted = set[int]()
+    for turn in graph.turns:
+        node: Node | None = turn
+        while node is not None and id(node) not in wanted:
+            wanted.add(id(node))
+            node = node.parent
     found, stack = [], list(reversed(graph.roots.values()))
     while stack:
-        node = stack.pop()
-        if id(node) in wanted:
-            found.append(node)
-            stack.extend(reversed([child for siblings in node.children.values() for child in siblings]))
+        next_one = stack.pop()
+        if id(next_one) in wanted:
+            found.append(next_one)
+            stack.extend(reversed([child for siblings in next_one.children.values() for child in siblings]))
     return found
 
 

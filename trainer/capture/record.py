@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from server.schemas.capture import BranchRecord, CaptureRecord, ToolCallRecord, TurnRecord
 from server.schemas.runspec import TrainRule
 from trainer.capture.graph import Turn
+from trainer.capture.message import Message
 from trainer.capture.samples import undelivered
 
 if TYPE_CHECKING:
@@ -44,12 +45,11 @@ def record(capture: Capture, trial_id: str, rule: TrainRule) -> CaptureRecord:
 
 
 def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
-    message, path = turn.message, turn.path()[:-1]
-    behind = max((i for i, node in enumerate(path) if isinstance(node, Turn)), default=0)
+    message = turn.message
     return TurnRecord(
         index=turn.index,
         branch=branch,
-        context=[(node.message.role, node.message.content) for node in path[behind + 1 :]],
+        context=[(added.role, added.content) for added in _context(turn)],
         text=message.content,
         reasoning=message.reasoning,
         tool_calls=[ToolCallRecord(id=call.id, name=call.name, arguments=json.dumps(call.arguments)) for call in message.tool_calls],
@@ -61,3 +61,12 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
         policy_version=turn.spans[0][1],
         policy_versions=turn.spans,
     )
+
+
+def _context(turn: Turn) -> list[Message]:
+    """Messages behind the turn before this one, or behind the root. Walks no further, so that a long rollout costs no square of it."""
+    messages, node = [], turn.parent
+    while node is not None and node.parent is not None and not isinstance(node, Turn):
+        messages.append(node.message)
+        node = node.parent
+    return messages[::-1]
