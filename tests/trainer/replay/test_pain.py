@@ -82,12 +82,6 @@ def test_turns_are_joined_as_in_the_template(name: str, played: Play) -> None:
             assert end == len(sample.tokens) or text(sample.tokens[end:]).startswith("\n<|im_start|>user\n")
 
 
-def test_masks_and_log_probabilities_have_the_length_of_the_tokens(played: Play) -> None:
-    """8."""
-    for sample in played("claude/compact").capture.samples():
-        assert len(sample.tokens) == len(sample.mask) == len(sample.log_probs) == len(sample.versions)
-
-
 @pytest.mark.parametrize(
     ("name", "broken"), [("claude/malformed", 2), ("opencode/malformed", 2), ("codex/malformed", 2), ("openhands/maxtokens_tool", 1)]
 )
