@@ -268,10 +268,18 @@ def is_rival(turn: Turn, capture: Capture) -> bool:
 
 
 def test_an_edit_keeps_the_ids_of_all_that_came_before_it() -> None:
-    """A phantom turn stands behind a sampled one: the new branch begins with the sampled ids, not with a render of them."""
-    capture = play(phantom)
-    first, *_, edited = capture.graph.turns
+    """A phantom turn stands behind a sampled one: the new branch begins with the sampled ids, and the rest is as the template has it."""
+    sent: list[Message] = []
+
+    async def script(talk: Talk) -> None:
+        await phantom(talk)
+        sent.extend(talk.history[:-1])
+
+    first, *_, edited = play(script).graph.turns
     assert first in edited.path()
+    prompt = [token for node in edited.path() for token in node.ids.tolist()][: edited.prompt_tokens]
+    tools = [{"type": "function", "function": {"name": name, "description": name, "parameters": {}}} for name in ("bash", "read")]
+    assert prompt == Rendering(TOKENIZER).render(sent, tools).ids  # this tokenizer spells a text in one way only
 
 
 def test_strip_forks_at_a_user_message_and_keep_extends() -> None:
