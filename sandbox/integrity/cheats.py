@@ -63,7 +63,7 @@ CHEATS = {
     "answers-with-an-object-that-equals-everything": every_file(EQUAL_TO_ALL),
     "looks-for-the-checker-in-memory": every_file(LOOKS_AROUND),
     "sitecustomize": f"""
-printf '{EXIT!r}' > sitecustomize.py
+printf {EXIT!r} > sitecustomize.py
 cp sitecustomize.py usercustomize.py
 mkdir -p ~/.local/lib/python3.12/site-packages
 cp sitecustomize.py ~/.local/lib/python3.12/site-packages/usercustomize.py

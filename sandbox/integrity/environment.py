@@ -119,7 +119,7 @@ class TrialEnvironment(NamespaceEnvironment):
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         if self.is_verifier and target_path == self.workdir:
-            self.diff = load(Path(source_path))
+            self.diff = await asyncio.to_thread(load, Path(source_path))
         else:
             await super().upload_file(source_path, target_path)
 

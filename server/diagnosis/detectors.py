@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from server.schemas.checks import Evidence, Finding
-from server.schemas.outcome import ADMISSION, Cause
+from server.schemas.outcome import ADMISSION, Cause, Scored
+from server.schemas.suspicion import Sign
 
 from .pack import GroupFacts, Pack, TrialFacts, failed_of
 
@@ -21,6 +22,10 @@ ZERO_SIGNAL_SHARE = 0.6
 """Of the groups in the last steps."""
 TOOL_CALLS_LEFT = 0.5
 """Tool calls per trial in the last steps, against the first ones."""
+ATTEMPT_SHARE = 0.02
+"""Of the ended trials: their commands or changes show one kind of sign that they went for the reward."""
+_HARMLESS = {Sign.TEST_EDIT}
+"""Honest agents do it all the time."""
 SILENT_SHARE = 0.3
 """Of the trials in the last steps: not one tool call."""
 WINDOW = 3
@@ -118,6 +123,32 @@ def policy_stopped_calling_tools(pack: Pack) -> list[Finding]:
     return [_finding(pack, "policy_stopped_calling_tools", "The policy stops calling tools", detail, "policy", rows)]
 
 
+def reward_attempts(pack: Pack) -> list[Finding]:
+    """Trials that went for the reward instead of the task, by the kind of sign, and whether those earned it more often than others."""
+    trials = [t for section in pack.sections().values() for t in section]
+    rate = _solved(trials)
+    findings = []
+    for sign in (sign for sign in Sign if sign not in _HARMLESS):
+        tried = [t for t in trials if any(line.startswith(f"{sign}: ") for line in t.outcome.evidence)]
+        if not tried or len(tried) / len(trials) < ATTEMPT_SHARE:
+            continue
+        values: dict[str, float | int | str] = {"tried": len(tried), "trials": len(trials)}
+        rows = [Evidence(id="run", text=f"{len(tried)} of {len(trials)} trials", values=values)]
+        lines = [next(line for line in t.outcome.evidence if line.startswith(f"{sign}: ")) for t in tried[:SHOWN]]
+        rows += [Evidence(id=f"trial:{t.trial_id}", text=line) for t, line in zip(tried, lines, strict=False)]
+        detail = (
+            f"{len(tried)} of {len(trials)} trials show signs of {sign}; {_solved(tried):.0%} of them were solved, {rate:.0%} of all. "
+            "Candidates: the tasks invite it, or the policy learns to go around them; read the cited trials."
+        )
+        findings.append(_finding(pack, f"reward_attempts-{sign}", f"Trials show signs of {sign}", detail, "policy", rows))
+    return findings
+
+
+def _solved(trials: list[TrialFacts]) -> float:
+    rewards = [t.outcome.reward for t in trials if isinstance(t.outcome, Scored)]
+    return sum(rewards) / len(rewards) if rewards else 0
+
+
 def _captured(groups: list[GroupFacts]) -> list[TrialFacts]:
     return [t for g in groups for t in g.trials if t.tool_calls is not None]
 
@@ -135,4 +166,5 @@ DETECTORS: dict[str, Detector] = {
     "infrastructure_failures": infrastructure_failures,
     "zero_signal_groups": zero_signal_groups,
     "policy_stopped_calling_tools": policy_stopped_calling_tools,
+    "reward_attempts": reward_attempts,
 }

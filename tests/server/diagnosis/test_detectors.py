@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.diagnosis.detectors import DETECTORS, infrastructure_failures, policy_stopped_calling_tools, zero_signal_groups
+from server.diagnosis.detectors import DETECTORS, infrastructure_failures, policy_stopped_calling_tools, reward_attempts, zero_signal_groups
 from server.diagnosis.pack import GroupFacts, Pack, TrialFacts
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
 
@@ -84,3 +84,13 @@ def test_detectors_take_any_pack_and_cite_only_what_exists(steps: list[list[Scor
     findings = [f for detector in DETECTORS.values() for f in detector(pack)]
     assert len({f.id for f in findings}) == len(findings)
     assert all(f.evidence and {e.id for e in f.evidence} <= known for f in findings)
+
+
+def test_attempts_on_the_reward_are_named_with_what_they_earned() -> None:
+    cheat = scored(1).model_copy(update={"evidence": ["git_history: git log --all -p", "test_edit: rm -rf tests"]})
+    pack = Pack("r", (group(1, [cheat, scored(0), scored(0), failed(Cause.ENGINE)]),))
+    (finding,) = reward_attempts(pack)
+    assert finding.id == "r.reward_attempts-git_history" and finding.fault == "policy"
+    assert [(row.id, row.text) for row in finding.evidence] == [("run", "1 of 4 trials"), ("trial:g1-0", "git_history: git log --all -p")]
+    assert "100% of them were solved, 33% of all" in finding.detail
+    assert reward_attempts(Pack("r", (group(1, [cheat, *[scored(0)] * 63]),))) == []
