@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.replay.answers import Answer
-from trainer.replay.recording import Block, Exchange, mention
+from trainer.replay.recording import Block, Exchange, is_turn, mention
 from trainer.replay.turns import usable
 
 ITEMS = {"thinking": ("reasoning",), "text": ("message",), "call": ("function_call", "custom_tool_call")}
@@ -58,20 +58,16 @@ class Ids:
                 number = min(known)
             return known.get(number, match[0])
 
-        turn = _is_turn(message)
+        turn = is_turn(message)
         return json.loads(pattern.sub(minted, json.dumps(message)))
 
     def _turns_with(self, ids: Iterable[str], messages: Iterable[Any]) -> dict[str, int]:
         pattern, counts = _any(ids), dict[str, int]()
         for message in messages:
-            if _is_turn(message):
+            if is_turn(message):
                 for found in pattern.findall(json.dumps(message)):
                     counts[found] = counts.get(found, 0) + 1
         return counts
-
-
-def _is_turn(message: Any) -> bool:
-    return isinstance(message, dict) and (message.get("role") == "assistant" or message.get("type") in ITEMS["call"])
 
 
 def _any(ids: Iterable[str]) -> re.Pattern[str]:

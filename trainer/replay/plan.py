@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainer.replay.recording import Block, Exchange, mention
+from trainer.replay.recording import Block, Exchange, is_turn, mention
 
 
 @dataclass(eq=False, repr=False)  # steps refer to steps
@@ -90,8 +90,7 @@ def _goes_on(other: Exchange, exchange: Exchange) -> bool:
     known = len(exchange.history)
     if len(other.history) <= known or other.history[:known] != exchange.history:
         return False
-    following = other.messages[known]
-    return following.get("role") == "assistant" or following.get("type") in ("reasoning", "function_call", "custom_tool_call")
+    return is_turn(other.messages[known])
 
 
 def _order(steps: Sequence[Step]) -> None:

@@ -103,6 +103,13 @@ def mention(id_: str) -> str:
     return rf"(?<![\w-]){re.escape(id_)}(?![\w-])"
 
 
+def is_turn(message: Any) -> bool:
+    """The message, or the item, is what a model said."""
+    if not isinstance(message, dict):
+        return False
+    return message.get("role") == "assistant" or message.get("type") in ("reasoning", "function_call", "custom_tool_call")
+
+
 def load(path: Path) -> list[Exchange]:
     """Raises BadRecording."""
     try:
