@@ -38,7 +38,7 @@ MAX_OUTPUT = 20_000
 
 @dataclass(frozen=True)
 class Played:
-    """What a trial came to. `stages` are seconds; `logs` is the directory of the trial, while the stage is open."""
+    """What a trial came to. `stages` are seconds; `logs` is the directory of the trial while the stage is open, `key` the rollout's."""
 
     outcome: Scored | Failed
     end: ScriptedEnd
@@ -48,6 +48,7 @@ class Played:
     cpu_s: float
     rss_mb: float
     logs: Path
+    key: SecretStr
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Stage:
                 cpu_s=attempt.cpu_s,
                 rss_mb=watch.peak / 2**20,
                 logs=self.room.trials / trial_id,
+                key=order.key,
             )
 
 

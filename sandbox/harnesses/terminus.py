@@ -75,6 +75,7 @@ class Terminus(HarnessAgent):
             proactive_summarization_threshold=min(_FREE_TOKENS, rollout.context // 4),
             record_terminal_session=False,
         )
+        self._inner.options.llm_kwargs = None  # it has its model client now, and would write the key into its trajectory
         await self._inner.setup(environment)
 
     @override

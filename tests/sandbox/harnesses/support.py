@@ -11,7 +11,7 @@ import pytest
 from sandbox.harnesses.commands import BUILT_IN
 from sandbox.harnesses.pins import PINS
 from sandbox.harnesses.stage import CONTEXT, Played, stage
-from sandbox.harnesses.store import RuntimeStoreError, Store
+from sandbox.harnesses.store import RuntimeStoreError, RuntimeTampered, Store
 from server.schemas.runspec import Harness
 from server.schemas.scripted import Voice
 from tests.support.whole import RUNTIMES
@@ -24,6 +24,10 @@ def store(name: str) -> Store:
     if name in PINS:
         try:
             found.install(PINS[name])
+            try:
+                found.verify(PINS[name], deep=False)
+            except RuntimeTampered:  # somebody ran it outside a sandbox, and it wrote beside its own files
+                found.install(PINS[name], again=True)
         except RuntimeStoreError as error:
             pytest.skip(f"the runtime cannot be fetched: {error}")
     return found
@@ -34,10 +38,13 @@ def pinned(name: str) -> Harness:
 
 
 def played(name: str, voices: Sequence[Voice], context: int = CONTEXT, **limits: int) -> Played:
-    """One trial in a room of its own."""
+    """One trial in a room of its own. Its key must be in no file that it left."""
 
     async def one() -> Played:
         async with stage([pinned(name)], store(name), context, **limits) as room:
-            return await room.play(name, voices)
+            run = await room.play(name, voices)
+            key = run.key.get_secret_value().encode()
+            assert not [path for path in run.logs.rglob("*") if path.is_file() and key in path.read_bytes()]
+            return run
 
     return asyncio.run(one())

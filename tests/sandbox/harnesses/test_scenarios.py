@@ -58,3 +58,13 @@ def test_a_conversation_that_outgrows_its_window_is_compacted_and_goes_on(name: 
     solved(run)
     assert run.end.spoken["compact"] >= 1
     assert all(branch.tokens <= context for branch in run.end.record.branches)
+
+
+def test_terminus_2_speaks_text_alone() -> None:
+    """No system message, no tool and no call on the wire: user messages with the screen, and JSON in the text of the answers."""
+    run = played("terminus-2", [repair_voice("terminus-2", task())])
+    solved(run)
+    turns = run.end.record.turns
+    assert {role for turn in turns for role, _ in turn.context} == {"user"}
+    assert not any(turn.tool_calls for turn in turns) and not run.end.record.unknown_fields
+    assert [branch.branch_class for branch in run.end.record.branches] == [BranchClass.POLICY]
