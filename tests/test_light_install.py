@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = {"torch", "verl", "ray", "transformers", "harbor", "litellm", "vllm", "tensordict"}
+HEAVY = {"numpy", "torch", "verl", "ray", "transformers", "harbor", "litellm", "vllm", "tensordict"}
 
 PROBE = """
 import importlib, pkgutil, sys
