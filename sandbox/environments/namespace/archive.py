@@ -40,25 +40,30 @@ def pack(source: Path, target: str) -> tuple[bytes, str]:
 def extract(data: bytes, target: Path) -> list[str]:
     """Write an archive made by `transfer.pack`; returns the names that were left out.
 
-    The archive of a single file becomes the file `target`.
+    The archive of a single file becomes the file `target`. In a directory what is there already stays: it is the host's own record, and an
+    agent may not put another in its place.
     """
     skipped = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-        members = tar.getmembers()
         target.parent.mkdir(parents=True, exist_ok=True)
-        for member in members:
+        for member in tar.getmembers():
             if SINGLE in member.pax_headers:
+                target.unlink(missing_ok=True)
                 _write(target, _content(tar, member), member.mode & 0o777 | 0o600)
                 continue
-            if not (member.isreg() or member.isdir()) or not _is_inside(member.name):
-                skipped.append(member.name)
-                continue
             path = target / member.name
-            if member.isdir():
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, _content(tar, member), member.mode & 0o777 | 0o600)
+            try:
+                if not _is_inside(member.name):
+                    skipped.append(member.name)
+                elif member.isdir():
+                    path.mkdir(parents=True, exist_ok=True)
+                elif member.isreg():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _write(path, _content(tar, member), member.mode & 0o777 | 0o600)
+                else:
+                    skipped.append(member.name)
+            except (FileExistsError, NotADirectoryError):
+                skipped.append(member.name)
     return skipped
 
 
@@ -127,7 +132,6 @@ def _is_inside(name: str) -> bool:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with open(fd, "wb") as file:
         file.write(data)

@@ -131,3 +131,27 @@ def test_what_lies_behind_a_link_of_the_tree_is_not_the_trees(tmp_path: Path) ->
     transfer.pack(str(upper), output, overlay=True)
     found = {change.path: change.kind for change in archive.changes(output.getvalue(), tree)}
     assert found == {"data": "directory", "data/secret": "file", "endless": "directory", "endless/zero": "file"}
+
+
+def test_an_agent_cannot_replace_the_hosts_own_records(tmp_path: Path) -> None:
+    """Logs come down into the directory where the host has written its own: those stay, and the rest still arrives."""
+    logs, target = tmp_path / "logs", tmp_path / "trial"
+    for directory in (logs / "harness.log", logs / "session", target):
+        directory.mkdir(parents=True)
+    (logs / "harness.log" / "forged").write_text("x")
+    (logs / "trajectory.json").write_text("forged")
+    (logs / "session" / "deep").write_text("forged")
+    (logs / "zz.log").write_text("real")
+    for name in ("harness.log", "trajectory.json", "session"):
+        (target / name).write_text("the host's")
+    assert sorted(archive.extract(packed(logs), target)) == [
+        "harness.log",
+        "harness.log/forged",
+        "session",
+        "session/deep",
+        "trajectory.json",
+    ]
+    assert {path.name: path.read_text() for path in target.iterdir()} == {
+        **dict.fromkeys(("harness.log", "trajectory.json", "session"), "the host's"),
+        "zz.log": "real",
+    }
