@@ -55,8 +55,8 @@ class Upstream:
             except EngineUnavailable as error:
                 trouble = error
                 draft.lose_routes(known, version)
-            if len(draft.tokens) >= sampling.max_tokens:
-                return draft.generation("length")
+            if (stop := draft.ended(sampling)) is not None:
+                return draft.generation(stop)
             failures = 1 if len(draft.tokens) > known else failures + 1
             if failures >= self._patience.attempts:
                 raise trouble
@@ -108,6 +108,12 @@ class _Draft:
         if len(self.tokens) > known:
             self._span(known, version)
             self.routes = None
+
+    def ended(self, sampling: Sampling) -> StopReason | None:
+        """Why an interrupted turn is whole all the same: behind a stop token, or the last one allowed, nothing may be sampled."""
+        if self.tokens and self.tokens[-1] in sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= sampling.max_tokens else None
 
     def generation(self, stop: StopReason) -> Generation:
         routes = np.concatenate(self.routes) if self.routes and len(self.routes) > 1 else self.routes[0] if self.routes else None

@@ -58,6 +58,15 @@ async def test_an_interrupted_turn_goes_on_behind_its_tokens(rollout: Rollout, t
     assert turn.log_probs[-len(last.sampled) :].tolist() == np.array(last.log_probs, np.float32).tolist()
 
 
+@pytest.mark.parametrize("trouble", [BUSY, ABORT])
+async def test_a_turn_that_is_lost_behind_its_stop_token_is_whole(rollout: Rollout, trouble: Any) -> None:
+    rollout.engine.script = [["All ", say("done."), trouble]]
+    message = await ask(rollout)
+    assert (text_of(message), message.stop_reason, rollout.engine.started) == ("All done.", "end_turn", 1)
+    (turn,) = (await rollout.close()).graph.turns
+    assert turn.sampled[-1] == rollout.engine.tokenizer.token_to_id("<|im_end|>")
+
+
 async def test_routes_of_an_aborted_piece_stay_and_lost_ones_are_missing(rollout: Rollout) -> None:
     """40: a row is the one that was chosen, or it is marked as missing; never that of another pass."""
     rollout.engine.script = [["One ", ABORT], ["two ", ABORT], say("three.")]
