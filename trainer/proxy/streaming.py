@@ -36,9 +36,10 @@ class TurnStream:
     def __init__(self, rendering: Rendering, scaffold: TokenIds, writer: Writer) -> None:
         """`scaffold` is the generation prompt, which may open the reasoning."""
         self._blocks, self._writer = Blocks(rendering, scaffold), writer
+        self._head = writer.start()  # numbered before what follows, which is made first
 
     def start(self) -> str:
-        return self._writer.start()
+        return self._head
 
     def feed(self, ids: Sequence[int]) -> str:
         """Newly sampled ids; returns "" when they show nothing yet."""

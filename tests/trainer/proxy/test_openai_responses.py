@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -83,6 +84,15 @@ async def test_conversation_of_all_kinds_of_items_is_one_branch(rollout: Rollout
     text = rollout.engine.tokenizer.decode(rollout.engine.calls[0].prompt, skip_special_tokens=False)
     assert text.startswith("<|im_start|>system\nYou fix code.\nSandbox: off.\n")
     assert capture.record("t").unknown_fields == ["tools.web_search"]
+
+
+async def test_events_that_come_while_the_policy_samples_are_numbered_in_order(rollout: Rollout) -> None:
+    gate, numbers = asyncio.Event(), list[int]()
+    rollout.engine.script = [["I list", gate, call("exec_command", cmd="ls")]]
+    async for event in await rollout.openai.responses.create(model="m", input=START, tools=TOOLS, stream=True):
+        numbers.append(event.sequence_number)
+        gate.set()
+    assert numbers == list(range(len(numbers)))
 
 
 async def test_events_are_numbered_and_well_formed(rollout: Rollout) -> None:
