@@ -4,8 +4,9 @@ The tests import the graded code into their own process, where it can change wha
 graded twice more, each time in a fresh sandbox (`run_tests.py` says how a report is judged):
 
 * twin A: every test ends with a false assertion, so every test must fail;
-* twin B: every expected value that is compared with `==` or `is` is another value, so those tests must fail. Values written out in the
-  test are changed in place, so that code which reads its answers from the tests reads the wrong ones.
+* twin B: every comparison that an honest run certainly reaches is made false: another expected value for `==` and `is`, the opposite of
+  `!=`, `<` and the like, strangers in the container of `in`. Values written out in the test are changed in place, so that code which
+  reads its answers from the tests reads the wrong ones.
 
 A twin that passes shows that the report, or the value under test, does not depend on the assertion.
 """
@@ -17,6 +18,7 @@ import functools
 import importlib.util
 import secrets
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,7 +72,7 @@ def check(task: Path, variant: Variant) -> str | None:
     tests: list[str] = []
     for name, source in sources.items():
         tree = _parse(task, name, source)
-        chosen = [(key, test) for key, test in _tests(tree) if variant != "twin B" or _comparisons(test)]
+        chosen = [(key, test) for key, test in _tests(tree) if variant != "twin B" or any(map(_false, _comparisons(test), repeat("_")))]
         tests += [f"{name}::{key}" for key, _ in chosen]
         if variant != "tests":
             files[name] = _twin(tree, [test for _, test in chosen], variant, f"_{nonce}").encode()
@@ -113,12 +115,30 @@ def _tests(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
             yield from _tests(node, f"{prefix}{node.name}::")
 
 
+_OPPOSITE = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.NotEq: ast.Eq, ast.IsNot: ast.Is}
+
+
 def _comparisons(test: ast.FunctionDef) -> list[ast.Compare]:
-    """Comparisons for equality that an honest run of `test` certainly reaches: its own statements, unless it may return early."""
+    """Comparisons that an honest run of `test` certainly reaches: its own assertions, unless it may return early."""
     if any(isinstance(node, ast.Return) for node in ast.walk(test)):
         return []
-    asserted = (statement.test for statement in test.body if isinstance(statement, ast.Assert))
-    return [found for found in asserted if isinstance(found, ast.Compare) and isinstance(found.ops[-1], (ast.Eq, ast.Is))]
+    asserted = [statement.test for statement in test.body if isinstance(statement, ast.Assert)]
+    first = [found.values[0] if isinstance(found, ast.BoolOp) and isinstance(found.op, ast.And) else found for found in asserted]
+    return [found for found in first if isinstance(found, ast.Compare)]
+
+
+def _false(comparison: ast.Compare, name: str) -> ast.Compare | None:
+    """The comparison as no honest value can meet it, or None when this is not certain. `name` is a function that changes a value."""
+    operator, expected = comparison.ops[-1], comparison.comparators[-1]
+    before, others = comparison.ops[:-1], comparison.comparators[:-1]
+    if isinstance(operator, ast.Eq | ast.Is):
+        return ast.Compare(comparison.left, [*before, operator], [*others, _changed(expected, name)])
+    if type(operator) in _OPPOSITE:
+        return ast.Compare(comparison.left, [*before, _OPPOSITE[type(operator)]()], [*others, expected])
+    if isinstance(operator, ast.In) and isinstance(expected, ast.List | ast.Tuple | ast.Set):
+        strangers = ast.List([ast.Call(ast.Name("object", ast.Load()), [], []) for _ in expected.elts], ast.Load())
+        return ast.Compare(comparison.left, [*before, operator], [*others, strangers])
+    return None
 
 
 def _twin(tree: ast.Module, tests: list[ast.FunctionDef], variant: Variant, name: str) -> str:
@@ -128,7 +148,8 @@ def _twin(tree: ast.Module, tests: list[ast.FunctionDef], variant: Variant, name
             test.body = [ast.Try(test.body, [], [], ast.parse(f"assert {number} == {number + 1}").body)]
         else:
             for comparison in _comparisons(test):
-                comparison.comparators[-1] = _changed(comparison.comparators[-1], name)
+                if (false := _false(comparison, name)) is not None:
+                    comparison.ops, comparison.comparators = false.ops, false.comparators
     source = ast.unparse(ast.fix_missing_locations(tree))
     return source + _CHANGED.format(name=name) if f"{name}(" in source else source
 

@@ -78,6 +78,16 @@ if "@pytest_ar" in sys.modules:
 sys.settrace(lambda frame, event, argument: None)
 """
     + _WRONG,
+    "objects-whose-operators-all-agree": """\
+class Agreeable(float):
+    def _yes(self, other): return True
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _yes
+    __hash__ = float.__hash__
+    def __getattr__(self, name): return Agreeable()
+    def __iter__(self): return iter([Agreeable()])
+def add(a, b): return Agreeable()
+def scale(values, factor): return Agreeable()
+""",
     "tests-run-in-a-child-that-lies": """\
 import os, sys
 if "pytest" in sys.modules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import warnings
 from pathlib import Path
 
 from hypothesis import given
@@ -172,7 +173,7 @@ def test_twins_cover_what_they_can(tmp_path: Path) -> None:
     names = {name.rpartition("::")[2] for name in values}
     assert names == {
         *("test_fixture", "test_cases", "test_method", "test_deep", "test_approximately", "test_identity", "test_text_and_bytes"),
-        "test_expected_is_computed",
+        *("test_expected_is_computed", "test_membership_and_order"),
     }
 
 
@@ -198,6 +199,35 @@ def test_a_value_that_is_computed_is_changed_when_it_is_compared(value: object) 
     changed = space["changed"]
     assert callable(changed)
     assert changed(value) != value
+
+
+NUMBERS = st.integers(-3, 3) | st.floats(-3, 3)
+OPERATORS = st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "is", "is not"])
+
+
+@given(st.lists(NUMBERS, min_size=2, max_size=3), st.lists(OPERATORS, min_size=2, max_size=2))
+def test_what_holds_honestly_is_false_in_the_twin(values: list[float], operators: list[str]) -> None:
+    """Chains too: one false link is enough."""
+    source = repr(values[0]) + "".join(f" {operator} {value!r}" for operator, value in zip(operators, values[1:], strict=False))
+    comparison = ast.parse(source, mode="eval").body
+    assert isinstance(comparison, ast.Compare)
+    false = hidden._false(comparison, "changed")
+    assert false is not None
+    if _value(comparison):
+        assert not _value(false)
+
+
+def test_strangers_are_in_no_container_and_values_under_test_are_left_alone() -> None:
+    within, outside = (ast.parse(source, mode="eval").body for source in ("1 in [1, 2]", "'a' in text"))
+    assert isinstance(within, ast.Compare) and isinstance(outside, ast.Compare)
+    strangers = hidden._false(within, "changed")
+    assert strangers is not None and not _value(strangers)
+    assert hidden._false(outside, "changed") is None
+
+
+def _value(expression: ast.expr) -> object:
+    with warnings.catch_warnings(action="ignore"):  # `is` with a literal
+        return eval(compile(ast.fix_missing_locations(ast.Expression(expression)), "", "eval"), {})  # noqa: S307
 
 
 def test_what_is_put_back() -> None:
