@@ -10,6 +10,7 @@ from typing import Any
 from server.schemas.api import TrialDetail
 from server.schemas.capture import BranchRecord, CaptureRecord, TurnRecord, TurnTokens
 from server.schemas.outcome import Outcome
+from server.schemas.states import Phase
 
 LONGEST = 40
 """Lines of one message, unless all are asked for."""
@@ -42,7 +43,7 @@ def _lines(trial: TrialDetail, record: CaptureRecord, turns: list[TurnRecord], t
     if record.unknown_fields:
         yield f"  unknown fields: {', '.join(record.unknown_fields)}"
     for branch in record.branches:
-        yield _branch(branch)
+        yield _branch(branch, trial)
     for turn in turns:
         yield ""
         yield from _turn(turn, record.branches[turn.branch], full)
@@ -61,13 +62,20 @@ def _count(items: list[TurnRecord] | list[BranchRecord], one: str, many: str = "
     return f"{len(items)} {one if len(items) == 1 else many or one + 's'}"
 
 
-def _branch(branch: BranchRecord) -> str:
+def _branch(branch: BranchRecord, trial: TrialDetail) -> str:
     versions = f"{branch.min_version}" if branch.min_version == branch.max_version else f"{branch.min_version} to {branch.max_version}"
-    fate = f"excluded: {branch.excluded}" if branch.excluded else "trained if the trial is"
     return (
         f"  branch {branch.index}  {branch.reason}, {branch.branch_class}, {branch.tokens} tokens, {branch.sampled_tokens} of them "
-        f"sampled here by policy version {versions}; {fate}"
+        f"sampled here by policy version {versions}; {_fate(branch, trial)}"
     )
+
+
+def _fate(branch: BranchRecord, trial: TrialDetail) -> str:
+    if branch.excluded:
+        return f"excluded: {branch.excluded}"
+    if trial.outcome is None or trial.outcome.kind == "failed":
+        return "not trained: the trial has no reward"
+    return "trained, if its group has a signal" if trial.phase is Phase.TRAIN else "not trained: an evaluation"
 
 
 def _turn(turn: TurnRecord, branch: BranchRecord, full: bool) -> Iterator[str]:

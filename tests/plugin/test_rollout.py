@@ -118,7 +118,7 @@ def test_turns_branches_and_their_fate_are_shown(client: Client, data: DataDir, 
     sizes = [sum(len(turn.sampled) for turn in branch.owned) for branch in (first, second)]
     assert lines[5] == (
         f"  branch 0  root, policy, {first.turns[-1].end} tokens, {sizes[0]} of them sampled here by policy version 3 to 4; "
-        "trained if the trial is"
+        "trained, if its group has a signal"
     )
     assert lines[6].startswith(f"  branch 1  malformed_turn, policy, {second.turns[-1].end} tokens, {sizes[1]} of them")
     sampled = len(capture.graph.turns[0].sampled)
