@@ -88,3 +88,10 @@ def test_every_dialect_understands_a_remembered_body_as_a_new_one(dialect: Any) 
         bodies.append({"model": "m", "system": "s", "tools": tools, "messages": messages[:size], "input": messages[:size]})
         raw = json.dumps(bodies[-1]).encode()
         assert dialect.parse(reader.load(raw), {}) == dialect.parse(load(raw), {})
+
+
+def test_a_huge_body_is_read_and_let_go() -> None:
+    reader, text = Reader(), "x" * 9_000_000
+    body = reader.load(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
+    assert body["messages"][0]["content"] == text and reader.held == 0
+    assert read(body, lambda value, where: value["content"], body["messages"][0], "messages[0]") == text

@@ -12,6 +12,8 @@ from trainer.proxy.dialects.fields import MAX_DEPTH, load, parse
 LISTS = frozenset({"messages", "input"})
 """Fields whose items are kept one by one."""
 KEPT_BYTES = 2 * 1024 * 1024
+MOST_BYTES = 8 * 1024 * 1024
+"""A body that is longer than any conversation is read and let go, so that a rollout cannot hold memory by having sent it."""
 SMALL = 200
 """A field shorter than this is parsed faster than it is looked up."""
 
@@ -51,12 +53,18 @@ class Reader:
     def load(self, raw: bytes) -> Any:
         """The body, a `Body` when it is an object. Raises Refusal as `fields.load` does."""
         if self.held > len(raw) + KEPT_BYTES:
-            self._known, self._parts, self.held = {}, {}, 0
+            self._forget()
         try:
             fields = {name: self._field(name, bytes(value)) for name, value in self._object.decode(raw).items()}
         except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return load(raw)
-        return Body(fields, self._parts)
+        body = Body(fields, self._parts)
+        if self.held > MOST_BYTES:
+            self._forget()
+        return body
+
+    def _forget(self) -> None:
+        self._known, self._parts, self.held = {}, {}, 0
 
     def _field(self, name: str, raw: bytes) -> Any:
         if name in LISTS and raw.startswith(b"["):
