@@ -34,6 +34,7 @@ from .store import Store
 CONTEXT = 400_000
 """Tokens, which are bytes here: about 100,000 of a real vocabulary."""
 MAX_OUTPUT = 20_000
+MAX_TURNS = 200
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ class Stage:
     room: Room
     host: Host
 
-    async def play(self, harness: str, voices: Sequence[Voice], trial_id: str = "trial", **budgets: float) -> Played:
-        """One trial of the room's only task. Raises VerifyError when the learning side is missing."""
+    async def play(
+        self, harness: str, voices: Sequence[Voice], trial_id: str = "trial", max_turns: int = MAX_TURNS, **budgets: float
+    ) -> Played:
+        """One trial of the room's only task. `budgets` are seconds by stage. Raises VerifyError when the learning side is missing."""
         context = self.room.spec.model.context
         order = ScriptedOrder(
             rollout_id=trial_id,
@@ -65,6 +68,7 @@ class Stage:
             harness=harness,
             context=context,
             max_tokens=MAX_OUTPUT,
+            max_turns=max_turns,
             voices=list(voices),
         )
         watch, clock = Watch(psutil.Process(self.host.pid)), _Clock()
