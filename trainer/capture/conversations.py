@@ -71,6 +71,11 @@ class Reading:
         return self.conversation, self.branch_class
 
     @property
+    def results(self) -> list[str]:
+        """What tools answered to the turn before."""
+        return [node.message.content for node in self.tail if node.message.role == "tool"]
+
+    @property
     def opening(self) -> tuple[str, bytes]:
         """System prompt and tools."""
         first = self.nodes[0].message
@@ -129,14 +134,16 @@ def _by_call(node: Node, turns: Mapping[str, Turn]) -> Turn | None:
 
 
 def _replaced_by(reading: Reading, earlier: Sequence[Reading]) -> Reading | None:
-    """The call just before, in the same thread, whose text is quoted where the history used to be."""
+    """The call just before, in the same thread, whose text is quoted where the history used to be.
+
+    A sub-agent's report is quoted too, and may come between; a summary is asked for without tools, or in its place.
+    """
     thread = (other for other in reversed(earlier) if other.turn.thread == reading.turn.thread)
-    last = next((other for other in thread if other.turn.side is not BranchClass.AUXILIARY), None)
+    asked = (other for other in thread if other.opening == reading.opening or not other.turn.tools)
+    last = next((other for other in asked if other.turn.side is not BranchClass.AUXILIARY), None)
     if last is None or last.turn.message.tool_calls or last.continued or last.turn.index in reading.echoed:
         return None
     elsewhere = last.opening != reading.opening
-    if elsewhere and last.turn.tools:  # a sub-agent's report is quoted too; a summary is asked for without tools, or in its place
-        return None
     content = last.turn.message.content
     inside = content.partition(SUMMARY[0])[2].partition(SUMMARY[1])[0] if all(mark in content for mark in SUMMARY) else ""
     text = (inside or content).strip()
@@ -185,7 +192,7 @@ def _borrows(reading: Reading, known: Reading) -> bool:
 def _carries_history(reading: Reading, earlier: Sequence[Reading]) -> bool:
     """A call without tools that holds turns of the conversation, as messages or flattened into one text."""
     mine = [other for other in earlier if other.turn.thread == reading.turn.thread]
-    said = [other.turn.message.content.strip() for other in mine[-RECENT:]]
+    said = [text.strip() for other in mine[-RECENT:] for text in (other.turn.message.content, *other.results)]
     if reading.echoed or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in said):
         return True
     copied = _spoken(reading)[:-1]  # behind it stands what to do with it

@@ -185,6 +185,25 @@ async def nameless_agents(talk: Talk) -> None:
     await talk.work(say("Done."))
 
 
+async def ended_by_its_summary(talk: Talk) -> None:
+    """The turns run out behind the summary, so nothing quotes it; the policy itself said nothing that it could be known by."""
+    await talk.work(call("bash", n=1), "README.md calc.py tests")
+    await talk.work(call("bash", n=2))
+    flat = "[User]: Fix it.\n[Assistant tool call]: bash(1)\n[Tool result]: README.md calc.py tests\n[Assistant tool call]: bash(2)"
+    await talk.ask(say(SUMMARY), [Message("system", "You compact."), Message("user", flat)], tools="")
+
+
+async def compacted_beside_an_agent(talk: Talk) -> None:
+    """A nameless agent in the background answers between the summary and the turn that quotes it."""
+    await talk.work(call("bash", n=1))
+    look = [Message("system", "You look."), Message("user", "Look here.")]
+    turn = await talk.ask(call("read", n=1), look, tools="read")
+    await talk.ask(say(SUMMARY), [*talk.history, Message("user", "Summarise.")])
+    await talk.ask(say("Seen what was to be seen."), [*look, turn.message, *results(turn)], tools="read")
+    talk.history = [SYSTEM, Message("user", f"Continued: {SUMMARY}")]
+    await talk.work(say("Done."))
+
+
 async def memory_agent(talk: Talk) -> None:
     """qwen-code lets an agent read the finished conversation; two turns, nothing of which comes back."""
     await talk.work(call("bash", n=1))
@@ -221,6 +240,11 @@ EXPECTED: list[tuple[Script, list[tuple[str, str, list[int]]]]] = [
     (tools_changed, [("root", "policy", [0]), ("tools_changed", "policy", [1])]),
     (agents, [("root", "policy", [0, 5]), ("sub_agent", "sub_agent", [1, 3, 4]), ("sub_agent", "sub_agent", [2])]),
     (nameless_agents, [("root", "policy", [0, 5]), ("sub_agent", "sub_agent", [1, 2]), ("sub_agent", "sub_agent", [3, 4])]),
+    (ended_by_its_summary, [("root", "policy", [0, 1]), ("summary", "summary", [2])]),
+    (
+        compacted_beside_an_agent,
+        [("root", "policy", [0]), ("sub_agent", "sub_agent", [1, 3]), ("summary", "summary", [2]), ("compaction", "policy", [4])],
+    ),
     (memory_agent, [("root", "policy", [0, 1]), ("auxiliary", "auxiliary", [2, 3])]),
     (web_search, [("root", "policy", [0, 2]), ("auxiliary", "auxiliary", [1])]),
     (retried, [("retry", "policy", [0]), ("root", "policy", [1, 2])]),
