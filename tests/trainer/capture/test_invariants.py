@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from server.schemas.capture import BranchClass, BranchReason, Exclusion
-from server.schemas.runspec import TrainRule
+from server.schemas.runspec import History, TrainRule
 from tests.trainer.capture.careless import SAMPLED, STEPS, TOKENIZER, Careless, Watched
 from tests.trainer.capture.witness import Witness, check
 from tests.trainer.equal import assert_same_capture
@@ -23,27 +23,27 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Refusal
 from trainer.proxy.session import Session
 
-RENDERINGS = {thinking: Watched(TOKENIZER, thinking=thinking) for thinking in (False, True)}
+RENDERINGS = [Watched(TOKENIZER, thinking=thinking, history=history) for history in History for thinking in (False, True)]
 SCENARIO = {
     "steps": st.lists(st.sampled_from(STEPS), max_size=12),
     "texts": st.lists(st.integers(0, len(SAMPLED) - 1), min_size=1, max_size=12),
     "seed": st.integers(0, 2**16),
-    "thinking": st.booleans(),
+    "form": st.integers(0, len(RENDERINGS) - 1),
 }
 QUICK = (Phase.explicit, Phase.generate)
 
 
 def play(
-    steps: list[str], texts: list[int], seed: int, thinking: bool, moe: bool = False, context: int = 4000, disguise: str = ""
+    steps: list[str], texts: list[int], seed: int, form: int, moe: bool = False, context: int = 4000, disguise: str = ""
 ) -> tuple[Capture, Witness]:
     count, pauses = itertools.count(), np.random.default_rng(seed)
     engine = ScriptedEngine(TOKENIZER, routes=moe, write=lambda: SAMPLED[texts[(n := next(count)) % len(texts)]](n))
     witness = Witness(engine, lambda: int(pauses.integers(3)))
-    sampling = Sampling(1.0, 150, RENDERINGS[thinking].stop_token_ids)
+    sampling = Sampling(1.0, 150, RENDERINGS[form].stop_token_ids)
 
     async def run() -> Session:
-        session = Session("r-1", "key", witness, RENDERINGS[thinking], sampling, Limits(max_turns=90, context=context), harness="test")
-        harness = Careless(session, witness, RENDERINGS[thinking], seed, disguise)
+        session = Session("r-1", "key", witness, RENDERINGS[form], sampling, Limits(max_turns=90, context=context), harness="test")
+        harness = Careless(session, witness, RENDERINGS[form], seed, disguise)
         try:
             for name in steps:
                 await harness.step(name)
@@ -58,9 +58,9 @@ def play(
 
 @settings(max_examples=150, phases=QUICK)
 @given(**SCENARIO, moe=st.booleans())
-def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed: int, thinking: bool, moe: bool) -> None:
+def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed: int, form: int, moe: bool) -> None:
     """Also reports A8 and A9 (`test_field_reports`): ids, mask, log-probs and routes are aligned, the mask holds sampled tokens only."""
-    capture, witness = play(steps, texts, seed, thinking, moe)
+    capture, witness = play(steps, texts, seed, form, moe)
     check(capture, witness)
     assert capture.proxy_error is capture.engine_error is None and capture.violations == []
     if capture.graph.turns:
@@ -79,8 +79,8 @@ def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed
 
 @settings(max_examples=60, phases=QUICK)
 @given(**SCENARIO, moe=st.booleans())
-def test_writing_and_reading_a_capture_changes_nothing(steps: list[str], texts: list[int], seed: int, thinking: bool, moe: bool) -> None:
-    capture, witness = play(steps, texts, seed, thinking, moe)
+def test_writing_and_reading_a_capture_changes_nothing(steps: list[str], texts: list[int], seed: int, form: int, moe: bool) -> None:
+    capture, witness = play(steps, texts, seed, form, moe)
     again, trial_id = from_bytes(capture.to_bytes("t-1"))
     assert trial_id == "t-1"
     assert_same_capture(capture, again)
@@ -91,11 +91,11 @@ def test_writing_and_reading_a_capture_changes_nothing(steps: list[str], texts: 
 @settings(max_examples=80, phases=QUICK)
 @given(**SCENARIO, disguise=st.text("ab \n<>é", min_size=1, max_size=9).map(lambda text: f"Q{text}"))
 def test_what_was_not_sampled_changes_no_mask_and_no_log_prob(
-    steps: list[str], texts: list[int], seed: int, thinking: bool, disguise: str
+    steps: list[str], texts: list[int], seed: int, form: int, disguise: str
 ) -> None:
     """Every text of the harness is another one, and the arguments it sends back are edited: the same tokens are trained, as they were."""
-    plain, _ = play(steps, texts, seed, thinking, context=10**6)
-    disguised, witness = play(steps, texts, seed, thinking, context=10**6, disguise=disguise)
+    plain, _ = play(steps, texts, seed, form, context=10**6)
+    disguised, witness = play(steps, texts, seed, form, context=10**6, disguise=disguise)
     check(disguised, witness)
     assert [turn.sampled.tolist() for turn in plain.graph.turns] == [turn.sampled.tolist() for turn in disguised.graph.turns]
     for rule in TrainRule:
