@@ -16,8 +16,16 @@ from .warm import WarmParent, interpreter
 
 _PROGRAM = Path(__file__).with_name("mini_parent.py")
 _TRAJECTORY = f"{AGENT_LOGS}/trajectory.json"
-# What the console script does, with the runtime's tree as the only place to import from.
-_CLI = "import sys; tree = sys.argv.pop(1); sys.path.append(tree); sys.argv[0] = 'mini'; from minisweagent.run.mini import app; app()"
+# What the console script does, with the runtime's tree as the only place to import from. The task comes over standard input: an argument
+# of a process is at most 128 KiB long.
+_CLI = """
+import sys
+sys.path.append(sys.argv.pop(1))
+sys.argv[0] = "mini"
+sys.argv += ["-t", sys.stdin.read()]
+from minisweagent.run.mini import app
+app()
+"""
 _CLI_SETTINGS = {
     "MSWEA_CONFIGURED": "true",
     "MSWEA_COST_TRACKING": "ignore_errors",
@@ -72,11 +80,11 @@ class MiniSweAgent(HarnessAgent):
         (self.logs_dir / "harness.log").write_bytes(output)
 
     async def _exec(self, instruction: str, environment: TrialEnvironment) -> None:
-        command = [interpreter(), "-I", "-B", "-c", _CLI, str(self.rollout.launcher.tree), "-m", "openai/policy", "-t", instruction]
+        command = [interpreter(), "-I", "-B", "-c", _CLI, str(self.tree), "-m", "openai/policy"]
         command += ["-y", "--exit-immediately", "-l", "0", "-c", "mini.yaml", "-o", _TRAJECTORY]
         command += ["-c", f"model.model_kwargs.api_base={self.api_url(environment, '/v1')}"]
         env = _CLI_SETTINGS | {"OPENAI_API_KEY": self.rollout.proxy.key.get_secret_value()}
         self.rollout.on_start()
-        result = await environment.sandbox.exec(command, env=env)
+        result = await environment.sandbox.exec(command, env=env, stdin=instruction.encode())
         self.exit_code = result.return_code
         (self.logs_dir / "harness.log").write_bytes(result.stdout + result.stderr)
