@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ CHECK = "check.py"
 VERDICT_FILE = "verdict.json"
 CHECK_SECONDS = 30
 """Wall clock for one run of the check; graded code that takes longer has failed."""
+RUNS = 4
+"""The verifier's own deadline must leave room for so many: graded code may not buy a time-out."""
 _INSIDE = Path(__file__).with_name("inside.py")
 _TWINS: tuple[hidden.Variant, ...] = ("twin A", "twin B")
 
@@ -37,7 +40,7 @@ _TWINS: tuple[hidden.Variant, ...] = ("twin A", "twin B")
 class Grader(BaseVerifier):
     """Harbor verifier, import path `sandbox.integrity.grade:Grader`. Writes `verdict.json` beside Harbor's own verifier output.
 
-    `seconds` is for one run of the check. The verifier's own deadline must leave room for four: graded code may not buy a time-out.
+    `seconds` is for one run of the check. Twins share what is left of RUNS times that, so that a busy machine accuses nobody.
     """
 
     environment: TrialEnvironment
@@ -58,7 +61,7 @@ class Grader(BaseVerifier):
         plain = task / "tests" / CHECK
         if plain.exists():
             diff, reverted = policy.split(self.environment.diff, runs_tests=False)
-            verdict = await self._tried_twice(diff, plain.read_text(encoding="utf-8"))
+            verdict = await self._tried_twice(diff, plain.read_text(encoding="utf-8"), self._seconds)
         else:
             diff, reverted = policy.split(self.environment.diff, runs_tests=True)
             verdict = await self._hidden_tests(task, diff)
@@ -71,24 +74,27 @@ class Grader(BaseVerifier):
             checks = {variant: await asyncio.to_thread(hidden.check, task, variant) for variant in ("tests", *_TWINS)}
         except hidden.NoTests as error:
             return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
-        verdict = await self._tried_twice(diff, checks["tests"] or "")
-        for variant in _TWINS:
+        end = time.monotonic() + RUNS * self._seconds
+        verdict = await self._tried_twice(diff, checks["tests"] or "", self._seconds)
+        for left, variant in zip(range(len(_TWINS), 0, -1), _TWINS, strict=True):
             text = checks[variant]
             if verdict.grade is not Grade.PASSED or text is None:
                 continue
             await self._refresh()
-            twin = await self._tried_twice(diff, text)
+            twin = await self._tried_twice(diff, text, max(1, int((end - time.monotonic()) / left - _margin(self._seconds))))
             if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT):
                 return twin
             if twin.grade is not Grade.PASSED:
-                verdict = twin.model_copy(update={"grade": Grade.TAMPERED, "detail": f"{variant}: {twin.detail}"})
+                verdict = twin.model_copy(
+                    update={"grade": Grade.TAMPERED, "detail": f"{variant}: {twin.detail or 'it did not come to its end'}"}
+                )
         return verdict
 
-    async def _tried_twice(self, diff: list[Step], check: str) -> Verdict:
-        verdict = await grade(self.environment, diff, check, self._seconds)
+    async def _tried_twice(self, diff: list[Step], check: str, seconds: int) -> Verdict:
+        verdict = await grade(self.environment, diff, check, seconds)
         if verdict.grade is Grade.NOT_RUN:
             await self._refresh()
-            verdict = await grade(self.environment, diff, check, self._seconds)
+            verdict = await grade(self.environment, diff, check, seconds)
         return verdict
 
     async def _refresh(self) -> None:
@@ -104,7 +110,7 @@ async def grade(environment: TrialEnvironment, diff: list[Step], check: str, sec
     program = await asyncio.to_thread(_INSIDE.read_text, encoding="utf-8")
     command = [interpreter(), "-I", "-S", "-B", "-c", program, str(environment.sandbox.uid)]
     try:
-        result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=1.5 * seconds)
+        result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=seconds + _margin(seconds))
     except SandboxLost as lost:
         verdict = read_verdict(lost.stdout, -9, nonce, len(diff), str(lost))
     except SandboxError as error:
@@ -115,6 +121,11 @@ async def grade(environment: TrialEnvironment, diff: list[Step], check: str, sec
     if verdict.grade is Grade.NOT_RUN and diff:
         verdict = await _blame(environment, verdict)
     return verdict
+
+
+def _margin(seconds: int) -> float:
+    """From the end of the check's time to the end of the command that runs it."""
+    return min(5.0, seconds / 2)
 
 
 async def _blame(environment: TrialEnvironment, verdict: Verdict) -> Verdict:

@@ -22,7 +22,7 @@ from sandbox.environments.harbor_env import WORKDIR
 from sandbox.environments.namespace.channel import SandboxLost
 from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
-from sandbox.integrity.grade import CHECK_SECONDS, VERDICT_FILE
+from sandbox.integrity.grade import CHECK_SECONDS, RUNS, VERDICT_FILE
 from sandbox.integrity.verdict import Verdict
 from sandbox.tasks.lean import lean_twin
 from server.schemas.outcome import Stage
@@ -83,7 +83,7 @@ def trial_config(room: Room, request: TrialRequest, name: str, twin: Path) -> Tr
         verifier=VerifierConfig(
             import_path=_GRADER,
             override_timeout_sec=budgets.verifier_s,
-            kwargs={"seconds": max(1, min(CHECK_SECONDS, int(budgets.verifier_s / 4)))},
+            kwargs={"seconds": max(1, min(CHECK_SECONDS, int(budgets.verifier_s / RUNS) - 1))},
         ),
         artifacts=[asked.get("workdir", WORKDIR)],
         override_error_policy={
