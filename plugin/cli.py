@@ -5,6 +5,7 @@ Only click is imported here; each command imports what it needs, so that `rl --h
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -276,6 +277,16 @@ def rollout_show(target: Target, trial_id: str, run_id: str | None, turn: int | 
         raise ControlError(f"rollout {trial_id} has no turn {turn}: it has {len(record.turns)}, counted from 0")
     ids = {found.index: client.tokens(run_id, trial_id, found.index) for found in turns} if tokens else {}
     _print([show.as_json(trial, record, ids)] if as_json else show.rollout(trial, record, turns, ids, full))
+
+
+@rollout.command("export")
+@click.argument("trial_id", metavar="ID")
+@click.option("--run", "run_id", metavar="RUN", help="The run that it belongs to. [the newest]")
+@click.pass_obj
+def rollout_export(target: Target, trial_id: str, run_id: str | None) -> None:
+    """Print a rollout as an ATIF trajectory (JSON), the same for every harness."""
+    client = target.client()
+    _print([json.dumps(client.trajectory(run_id or client.latest().run_id, trial_id))])
 
 
 @main.command()

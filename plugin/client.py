@@ -146,6 +146,10 @@ class Client:
     def capture(self, run_id: str, trial_id: str) -> CaptureRecord:
         return self._call("GET", f"/api/runs/{_segment(run_id)}/trials/{_segment(trial_id)}/capture", CaptureRecord)
 
+    def trajectory(self, run_id: str, trial_id: str) -> dict[str, Any]:
+        """In ATIF, which is no model of ours."""
+        return self._call("GET", f"/api/runs/{_segment(run_id)}/trials/{_segment(trial_id)}/trajectory", dict[str, Any])
+
     def tokens(self, run_id: str, trial_id: str, turn: int) -> TurnTokens:
         path = f"/api/runs/{_segment(run_id)}/trials/{_segment(trial_id)}/capture/tokens"
         return self._call("GET", path, TurnTokens, params={"turn": turn})

@@ -53,9 +53,13 @@ def atif(context: Ctx, run_id: str, trial_id: str) -> dict[str, Any]:
     """The capture as an ATIF trajectory, the same for every harness."""
     detail, record = trial(context, run_id, trial_id), capture(context, run_id, trial_id)
     result = detail.model_dump(mode="json", include={"task", "step", "phase", "state", "stage", "outcome"})
-    versions = {harness.name: harness.version for harness in run_dir(context.settings, run_id).load().spec.harnesses}
     try:
-        return trajectory(record, versions.get(record.harness, ""), result)
+        harnesses = run_dir(context.settings, run_id).load().spec.harnesses
+    except (FileNotFoundError, ValueError):  # a run whose start failed early, or whose directory was cleared
+        harnesses = []
+    version = next((harness.version for harness in harnesses if harness.name == record.harness), "unknown")
+    try:
+        return trajectory(record, version, result)
     except ValueError as error:
         raise HTTPException(404, str(error)) from None
 

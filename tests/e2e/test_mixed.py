@@ -16,27 +16,15 @@ __all__ = ["data"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SPEC = """\
-extends: local
-model: {context: 1024}
-harnesses:
-  - {name: mini-swe-agent, version: 2.4.6, start: warm_fork, weight: 2}
-  - {name: mini-plain, version: 2.4.6, adapter: "sandbox.harnesses.mini_swe_agent:MiniSweAgent"}
-  - {name: loop, version: "1", adapter: "loop_harness:Loop"}
-rollout: {tasks_per_step: 6, group_size: 4, harness_by: %s}
-trainer: {steps: 2, evaluation: {rollouts: 8, harness: mini-swe-agent}}
-"""
 NAMES = {"mini-swe-agent", "mini-plain", "loop"}
 
 
 @pytest.mark.parametrize("by", ["group", "trajectory"])
-def test_a_mixed_run_learns_and_reports_each_harness(data: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_a_mixed_run_learns_and_reports_each_harness(data: DataDir, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
-    spec = tmp_path / "mixed.yaml"
-    spec.write_text(SPEC % by)
     assert rl(data, "harness", "install", "mini-swe-agent").returncode == 0
     assert rl(data, "up", "--port", "0").returncode == 0
-    done = rl(data, "run", str(spec), "--yes", "--follow")
+    done = rl(data, "run", str(EXAMPLES / "mixed.yaml"), "--set", f"rollout.harness_by={by}", "--yes", "--follow")
     assert done.returncode == 0, done.stdout + done.stderr
     with record(data).read() as session:
         assert session.scalars(sa.select(Run)).one().state is RunState.SUCCEEDED

@@ -161,6 +161,15 @@ def test_tokens_of_one_turn_stand_with_their_log_probs(client: Client, data: Dat
     assert "turn 0," not in shown and "Format error." not in shown
 
 
+def test_a_rollout_is_exported_as_a_trajectory_of_the_common_format(client: Client, data: DataDir, capture: Capture) -> None:
+    shown = json.loads(rl(data, "rollout", "export", "t-1").stdout)
+    assert (shown["schema_version"], shown["session_id"], shown["agent"]["name"]) == ("ATIF-v1.8", "t-1", "mini")
+    agent = [step for step in shown["steps"] if step["source"] == "agent"]
+    assert sum(step["metrics"]["completion_tokens"] for step in agent) == capture.sampled_tokens
+    assert shown["extra"]["outcome"]["reward"] == 1 and shown["extra"]["violations"]
+    assert "has no trial t-9" in rl(data, "rollout", "export", "t-9").stderr
+
+
 def test_what_is_not_there_is_said_in_one_line(client: Client, data: DataDir) -> None:
     for arguments, said in [
         (("t-9",), "Error: run r1 has no trial t-9\n"),
