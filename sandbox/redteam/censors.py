@@ -21,6 +21,7 @@ while True:
 """,
     "burns-cpu": "import os\nfor _ in range(3):\n    os.fork()\nwhile True:\n    pass\n",
     "stops-the-checker": "import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\ntime.sleep(60)\n",
+    "stops-all-it-can": "import os, signal, time\nos.kill(-1, signal.SIGSTOP)\ntime.sleep(60)\n",
     "kills-all-it-can": "import os\nos.kill(-1, 9)\n",
     "forks-without-end": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n",
 }

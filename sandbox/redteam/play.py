@@ -36,8 +36,6 @@ from .treasure import Laid, Treasure
 
 _PLANTED = [Exploit(f"planted-{name}", "values", script) for name, script in CHEATS.items()]
 EXPLOITS = [*AROUND, *SOLUTIONS, *ESCAPES, *CENSORS, *HISTORY, *_PLANTED]
-SLOW = {"burns-cpu-while-being-graded", "goes-on-after-its-time", "fills-memory-that-nobody-owns-while-being-graded"}
-"""They last as long as the limits let them."""
 
 Row = dict[str, Any]
 

@@ -88,6 +88,32 @@ class Agreeable(float):
 def add(a, b): return Agreeable()
 def scale(values, factor): return Agreeable()
 """,
+    "rewrites-the-tests-when-imported": """\
+import glob, re, sys
+for name in glob.glob("tests/test_*.py"):
+    text = open(name).read()
+    open(name, "w").write(re.sub(r"(?m)^(\\s+)assert .*", r"\\1pass", text))
+for module in [m for n, m in sys.modules.items() if n.startswith("test_")]:
+    for name in [n for n in vars(module) if n.startswith("test_")]:
+        setattr(module, name, lambda: None)
+"""
+    + _WRONG,
+    "ends-the-tests-it-fails": """\
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return None
+    def find_module(self, name, path=None):
+        return None
+sys.meta_path.insert(0, Finder())
+def add(a, b):
+    frame = sys._getframe(1)
+    frame.f_trace_opcodes = True
+    if "hidden" in frame.f_code.co_filename:
+        raise __import__("_pytest.outcomes").outcomes.Exit("enough", 1)
+    return a - b
+scale = add
+""",
     "tests-run-in-a-child-that-lies": """\
 import os, sys
 if "pytest" in sys.modules:

@@ -14,7 +14,7 @@ from sandbox.environments.namespace.preflight import problems
 from sandbox.integrity import gitview, hidden
 from sandbox.redteam.exploit import Exploit
 from sandbox.redteam.ordinary import as_ordinary_user
-from sandbox.redteam.play import EXPLOITS, SLOW, Row, controls, holes, play
+from sandbox.redteam.play import EXPLOITS, Row, controls, holes, play
 from tests.sandbox.support import needs_sandbox
 
 pytestmark = needs_sandbox
@@ -67,7 +67,7 @@ def sound(rows: list[Row]) -> None:
 def test_there_are_enough_of_them() -> None:
     names = [exploit.name for exploit in EXPLOITS]
     assert len(names) == len(set(names)) >= 30
-    assert set(names) >= REPRESENTATIVE | SLOW
+    assert set(names) >= REPRESENTATIVE
 
 
 def test_no_attack_earns_a_reward_and_honest_work_does() -> None:
