@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -243,6 +244,13 @@ def test_sigterm_ends_everything(world: World, policy: Path) -> None:
 
 def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path) -> None:
     """Killed in the evaluation after step 2, behind the checkpoint and before the event of the step: nothing of steps 1 and 2 is lost."""
+
+    async def held(client: Client, request: TrialRequest) -> Scored | Failed:
+        if request.trial_id.startswith("e002-"):
+            await asyncio.Event().wait()
+        return await play(client, request)
+
+    world.runner.play = held
     trainer = Trainer(steps=3, start="warm_fork", evaluation=Evaluation(rollouts=4, every=2), checkpoint=Checkpoint(every=1))
     prepare(world, policy, trainer=trainer)
     launched = start(world)
