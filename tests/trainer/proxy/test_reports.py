@@ -208,6 +208,13 @@ def test_side_calls_of_claude_code_are_known_by_their_own_marks(fields: dict[str
     assert Anthropic().parse({"messages": START, **fields}, {}).kind_hint == hint
 
 
+def test_a_tool_of_the_server_is_not_offered_to_the_policy() -> None:
+    """A call of it would reach nobody: the client leaves it to the server."""
+    request = Anthropic().parse({"messages": START, "tools": [BASH, {"type": "web_search_20250305", "name": "web_search"}]}, {})
+    assert [tool["function"]["name"] for tool in request.tools] == ["Bash"]
+    assert request.unknown == {"tools.web_search_20250305"}
+
+
 async def test_any_model_name_is_the_policy(rollout: Rollout) -> None:
     """Pain 26: side calls name models of their own; the list of models holds none that a client could miss."""
     rollout.engine.script = [say("One."), say("Two.")]

@@ -47,15 +47,16 @@ class Anthropic:
             messages += read(body, _messages, item, f"messages[{i}]")
         if not any(message.role != "system" for message in messages):
             raise wrong("messages", "a list of at least one message")
+        tools, unnamed = read(body, _tools, body.get("tools") or [], "tools")
         return Request(
             messages=fold_system(messages),
-            tools=read(body, _tools, body.get("tools") or [], "tools"),
+            tools=tools,
             model=a_name(body.get("model", ""), "model"),
             stream=body.get("stream") is True,
             max_tokens=a_count(body.get("max_tokens"), "max_tokens"),
             thread=header(headers, THREAD_HEADERS),
             kind_hint=_kind(body, messages[-1]),
-            unknown=frozenset(body.keys() - KNOWN),
+            unknown=frozenset(body.keys() - KNOWN) | unnamed,
         )
 
     def encode(self, turn: Turn, request: Request, answer_id: str) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _kind(body: dict[str, Any], last: Message) -> KindHint:
     tools = body.get("tools") or []
     if not tools and isinstance(body.get("output_config"), dict) and "format" in body["output_config"]:
         return "auxiliary"
-    if tools and all(str(tool.get("type")).startswith(SERVER_TOOLS) for tool in tools):
+    if tools and all(map(_of_server, tools)):
         return "auxiliary"
     return "summary" if last.role == "user" and f"\n{COMPACTION}" in f"\n{last.content}" else ""
 
@@ -146,12 +147,18 @@ def _block_text(block: dict[str, Any], where: str) -> str:
     return a_string(block.get("text"), f"{where}.text") if block.get("type") == "text" else f"[{block.get('type')}]"
 
 
-def _tools(items: Any, where: str) -> Tools:
-    return Tools(_tool(item, f"{where}[{i}]") for i, item in enumerate(a_list(items, where)))
+def _tools(items: Any, where: str) -> tuple[Tools, frozenset[str]]:
+    """And names for what the policy cannot call, because no client would run it."""
+    tools = {f"{where}[{i}]": an_object(item, f"{where}[{i}]") for i, item in enumerate(a_list(items, where))}
+    unnamed = frozenset(f"tools.{tool['type']}" for tool in tools.values() if _of_server(tool))
+    return Tools(_tool(tool, at) for at, tool in tools.items() if not _of_server(tool)), unnamed
 
 
-def _tool(item: Any, where: str) -> dict[str, Any]:
-    item = an_object(item, where)
+def _of_server(tool: dict[str, Any]) -> bool:
+    return str(tool.get("type")).startswith(SERVER_TOOLS)
+
+
+def _tool(item: dict[str, Any], where: str) -> dict[str, Any]:
     return {
         "type": "function",
         "function": {
