@@ -6,7 +6,7 @@
 | `ids.npy` | int32 [tokens]: the nodes' own token ids, in the order of the nodes, so that a token is stored once whatever the branches |
 | `log_probs.npy` | float32 [sampled tokens], in the same order; the mask is not stored: a turn's ids behind its scaffold were sampled |
 | `routed.npy` | uint8: one bit per token (`numpy.packbits`), set where its expert routes are known |
-| `routes.npy` | [routed tokens, layers, top_k] in the type that the engine gave, at best uint8; absent with `routed.npy` when the model is dense |
+| `routes.npy` | [routed tokens, layers, top_k] in the engine's own type, at best uint8; absent with `routed.npy` when the model is dense |
 
 The archive's comment is `sha256:` and the digest of all bytes before it, so a file that was cut or changed anywhere is refused before it
 is parsed. Whoever means to deceive can make a new digest: the record beside the file names its SHA-256, and the server's SQL record names
