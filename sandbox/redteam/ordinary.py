@@ -49,10 +49,10 @@ def _reachable(paths: list[Path]) -> None:
     kernel.unshare(kernel.NEWNS)
     kernel.make_private("/")
     opened = [(path, os.open(path, os.O_PATH)) for path in paths]
+    closed = [next((parent for parent in reversed(path.parents) if not parent.stat().st_mode & 1), None) for path in paths]
+    for parent in dict.fromkeys(parent for parent in closed if parent is not None):
+        kernel.mount("tmpfs", str(parent), "tmpfs", 0, "mode=755")
     for path, fd in opened:
-        closed = [parent for parent in reversed(path.parents) if not parent.stat().st_mode & 1]
-        if closed:
-            kernel.mount("tmpfs", str(closed[0]), "tmpfs", 0, "mode=755")
         if not path.exists():
             path.mkdir(parents=True)
             kernel.bind(f"/proc/self/fd/{fd}", str(path), 0)

@@ -39,11 +39,11 @@ def left() -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cmdline"]) if MARK in " ".join(process.info["cmdline"] or ())]
 
 
-async def does(room: Stage, command: str, **budgets: float) -> Played:
+async def does(room: Stage, command: str, agent_s: float = 120) -> Played:
     """A trial in which the policy repairs the file, runs one command, and ends."""
     main = repair_voice(NAME, task())
     faulty = main.model_copy(update={"turns": [*main.turns[:3], HANDS[NAME].run(command), DONE]})
-    return await room.play(NAME, [faulty], "faulty", **budgets)
+    return await room.play(NAME, [faulty], "faulty", agent_s=agent_s)
 
 
 def test_a_harness_that_is_killed_is_graded_as_a_fault_of_the_agent() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
 
 from sandbox.cli import main
+from sandbox.environments.namespace.preflight import problems
 from sandbox.harnesses.hands import HANDS
-from tests.sandbox.harnesses.support import store
+from sandbox.harnesses.verify import verify
+from sandbox.redteam.ordinary import as_ordinary_user
+from tests.sandbox.harnesses.support import pinned, store
 from tests.sandbox.support import needs_sandbox
 
 pytestmark = [needs_sandbox, pytest.mark.slow]
@@ -24,3 +29,18 @@ def test_the_pinned_harness_solves_a_task_offline(name: str) -> None:
     row = json.loads(result.stdout)
     assert (row["reward"], row["violations"], row["foreign_hosts"], row["problem"]) == (1, [], [], "")
     assert (row["harness"], row["turns"], result.exit_code) == (name, TURNS.get(name, 5), 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+@pytest.mark.parametrize("name", ["codex", "opencode", "terminus-2"])
+def test_it_does_so_where_an_ordinary_user_runs_the_runner(name: str) -> None:
+    """Without root: user namespaces, and limits per process."""
+    if found := problems("rootless"):
+        pytest.skip("; ".join(found))
+    runtimes = store(name)
+
+    def proven() -> None:
+        result = asyncio.run(verify(pinned(name), runtimes))
+        assert result.good, result
+
+    as_ordinary_user(proven, (runtimes.root,))
