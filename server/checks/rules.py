@@ -113,6 +113,9 @@ def model(spec: RunSpec, facts: Facts) -> Iterator[Check]:
         case _:
             message = "the chat template rewrites earlier turns: every turn becomes a branch of its own"
             yield warning("template", "model.renderer", message, "use a model whose template appends")
+    if spec.capture.history is History.STRIP and not spec.model.thinking:
+        message = "there is no reasoning to strip, and the template's empty thinking block would stay where a deployment drops it"
+        yield error("history", "capture.history", message, "set capture.history: keep, or model.thinking: true")
     if found.round_trip:
         yield error(
             "tool_calls", "model.renderer", f"a tool call does not survive renderer and parser: {found.round_trip}", "use another renderer"

@@ -52,17 +52,22 @@ def test_on_a_sound_machine_all_is_well() -> None:
 
 
 def test_an_evaluation_repeats_the_history_policy_of_training() -> None:
-    before = TrainedWith(renderer="qwen3", thinking=False, history="strip", harnesses=["mini-swe-agent"], run_id="r-1", step=8)
+    before = TrainedWith(renderer="qwen3", thinking=True, history="strip", harnesses=["mini-swe-agent"], run_id="r-1", step=8)
     facts = replace(SOUND, model=Answer(MODEL.model_copy(update={"trained_with": before})))
-    (refused,) = (check for check in checked(facts, local(kind="eval")) if check.level is not Level.OK)
+    (refused,) = (check for check in checked(facts, local(kind="eval", model__thinking=True)) if check.level is not Level.OK)
     assert (refused.code, refused.level) == ("trained_with", Level.ERROR)
     assert (refused.message, refused.fix) == (
         "capture.history is keep, but run r-1 trained these weights with strip",
         "set capture.history=strip",
     )
-    (warned,) = (check for check in checked(facts) if check.level is not Level.OK)
+    (warned,) = (check for check in checked(facts, local(model__thinking=True)) if check.level is not Level.OK)
     assert warned.level is Level.WARNING  # further training may want to change it
-    assert {check.level for check in checked(facts, local(kind="eval", capture__history="strip"))} == {Level.OK}
+    assert {check.level for check in checked(facts, local(kind="eval", model__thinking=True, capture__history="strip"))} == {Level.OK}
+
+
+def test_without_thinking_there_is_nothing_to_strip() -> None:
+    (refused,) = (check for check in checked(SOUND, local(capture__history="strip")) if check.level is not Level.OK)
+    assert (refused.code, refused.level) == ("history", Level.ERROR)
 
 
 @pytest.mark.parametrize(
