@@ -30,7 +30,7 @@ _READY = f"""d=$HOME/.config/opencode; mkdir -p $d/node_modules && printf %s '{_
 
 class OpenCode(HarnessAgent):
     pin: ClassVar[Pin | None] = OPENCODE
-    memory_mb: ClassVar[int] = 768
+    memory_mb: ClassVar[int] = 1024
 
     @staticmethod
     @override
