@@ -81,6 +81,7 @@ def test_a_database_that_does_not_answer_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_other_machines_are_let_in_only_when_that_is_meant(tmp_path: Path) -> None:
     assert refused(tmp_path / "data", "--host", "0.0.0.0").endswith("add --public if that is meant")  # noqa: S104
     assert refused(tmp_path / "data", "--port", "70000") == "error: port: Input should be less than 65536"

@@ -272,6 +272,7 @@ async def test_planted_links_lead_nowhere_on_the_host(place: Place) -> None:
     assert (await sandbox.exec("cat over; stat -c %F over")).stdout == b"overwrittenregular file\n"
 
 
+@pytest.mark.slow
 @contract
 async def test_sparse_files_do_not_hold_the_host_up(place: Place) -> None:
     sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/logs/agent"),)))

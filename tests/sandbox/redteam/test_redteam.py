@@ -74,6 +74,7 @@ def test_no_attack_earns_a_reward_and_honest_work_does() -> None:
     sound(asyncio.run(play([*named(REPRESENTATIVE), *controls()])))
 
 
+@pytest.mark.slow
 def test_nor_where_an_ordinary_user_runs_the_runner() -> None:
     """Without root: user namespaces, and limits per process."""
     if found := problems("rootless"):

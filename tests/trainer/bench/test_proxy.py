@@ -9,6 +9,7 @@ from trainer.bench.proxy import measure, report
 from trainer.bench.proxy.traffic import TURNS, Conversation, Traffic
 
 
+@pytest.mark.slow
 def test_bench_measures_rows_slopes_and_the_weight_of_a_capture() -> None:
     plan = measure.Plan(sessions=(1, 2), seconds=0.2, long_turns=3, long_tokens=0, slope_turns=30, fillers=(0, 1))
     result = json.loads(json.dumps(asyncio.run(measure.run(plan))))

@@ -125,6 +125,7 @@ def test_agreement_with_the_trainers_own_choice_is_counted(model: PreTrainedMode
     assert (counts.replayed, counts.overlap, counts.top1) == (24, 0.75, 1)
 
 
+@pytest.mark.slow
 def test_replay_closes_the_gap_to_a_bf16_sampler_and_a_shift_opens_it() -> None:
     found = control.run(rollouts=4)
     assert found.passed
