@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from ..runs.plans import expected_trials
+from ..runs.plans import expected_trials, trials_per_step
 from ..schemas.checks import Check, Level
 from ..schemas.probes import TaskReward, TemplateClass
 from ..schemas.runspec import History, Kind, RunSpec, TrainRule
@@ -143,6 +144,23 @@ def _stripping(spec: RunSpec) -> Check:
     return ok("template", "capture.history", f"{drops}; capture.history: strip does the same: every user message starts a branch")
 
 
+def routes(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    """Expert routes of a step, if every rollout grows to the context: tokens × layers × top_k, two bytes each on their way to the trainer.
+
+    On long contexts they outgrow everything else that a rollout carries (public reports speak of 45 GB broadcasts).
+    """
+    found = facts.model.value if facts.model else None
+    if found is None or not (spec.algorithm.routing_replay and found.experts and found.layers and found.top_k):
+        return
+    megabytes = math.ceil(trials_per_step(spec) * spec.model.context * found.layers * found.top_k * 2 / 1e6)
+    message = f"the expert routes of a step take up to {megabytes} MB"
+    if megabytes > facts.memory_mb / 2:
+        fix = "lower rollout.tasks_per_step, rollout.group_size or model.context"
+        yield warning("routes", "algorithm.routing_replay", f"{message}, {facts.memory_mb} MB are available", fix)
+    else:
+        yield ok("routes", "algorithm.routing_replay", message)
+
+
 def trained_with(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     """Weights that learned under one history policy or template are another policy under a different one."""
     if facts.model is None or facts.model.value is None or (before := facts.model.value.trained_with) is None:
@@ -228,7 +246,7 @@ def grading(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     yield from _rewards("noop", found.noop, 0, "doing nothing")
 
 
-RULES = (kind, paths, ports, memory, disk, rooms, model, trained_with, context, harnesses, grading)
+RULES = (kind, paths, ports, memory, disk, rooms, model, routes, trained_with, context, harnesses, grading)
 
 
 def _complete(room: Room) -> bool:

@@ -48,6 +48,9 @@ class ModelFacts(_Facts):
     directory: str = ""
     experts: int = 0
     """0: a dense model."""
+    layers: int = 0
+    top_k: int = 0
+    """Experts per token and layer."""
     longest: int | None = None
     """Longest sequence that the model's configuration allows, in tokens."""
     template: TemplateClass | None = None

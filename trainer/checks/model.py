@@ -48,6 +48,8 @@ def model_facts(spec: RunSpec) -> ModelFacts:
     return ModelFacts(
         directory=str(directory),
         experts=int(config.get("num_experts") or config.get("num_local_experts") or 0),
+        layers=int(config.get("num_hidden_layers") or 0),
+        top_k=int(config.get("num_experts_per_tok") or 0),
         longest=config.get("max_position_embeddings"),
         template=template_class(rendering, thinking=spec.model.thinking),
         round_trip=round_trip(rendering),

@@ -65,6 +65,15 @@ def test_an_evaluation_repeats_the_history_policy_of_training() -> None:
     assert {check.level for check in checked(facts, local(kind="eval", model__thinking=True, capture__history="strip"))} == {Level.OK}
 
 
+def test_the_routes_of_a_step_are_estimated_in_bytes() -> None:
+    """Report 41: routes filled a cluster. Qwen3-30B-A3B (48 layers, 8 of 128 experts), 64 rollouts of 40,000 tokens."""
+    large = replace(SOUND, model=Answer(MODEL.model_copy(update={"experts": 128, "layers": 48, "top_k": 8, "longest": 40_000})))
+    (found,) = (check for check in checked(large, local(model__context=40_000)) if check.code == "routes")
+    assert (found.level, found.message) == (Level.OK, "the expert routes of a step take up to 1967 MB")  # 64 · 40,000 · 48 · 8 · 2
+    (found,) = (check for check in checked(replace(large, memory_mb=3900), local(model__context=40_000)) if check.code == "routes")
+    assert (found.level, found.fix) == (Level.WARNING, "lower rollout.tasks_per_step, rollout.group_size or model.context")
+
+
 def test_without_thinking_there_is_nothing_to_strip() -> None:
     (refused,) = (check for check in checked(SOUND, local(capture__history="strip")) if check.level is not Level.OK)
     assert (refused.code, refused.level) == ("history", Level.ERROR)
