@@ -265,6 +265,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     again = start(world, "--attempt", "2")
     output, _ = again.communicate(timeout=250)
     assert again.returncode == 0, output
+    assert "step 3/3" in output and "step 1/3" not in output
     assert left_behind(world) == []
     bodies = world.server.bodies()
     assert of(bodies, ResumedBody) == [ResumedBody(step=2, attempt=2)]

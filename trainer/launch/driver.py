@@ -184,12 +184,13 @@ def _noise_to(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _followed(path: Path, out: TextIO) -> Iterator[None]:
-    """Copy the lines that the trainer's process appends to `path` to `out`."""
+    """Copy the lines that the trainer's process appends to `path` to `out`; those of an earlier attempt stay where they are."""
     path.touch()
-    ended = threading.Event()
+    ended, known = threading.Event(), path.stat().st_size
 
     def follow() -> None:
         with path.open() as file:
+            file.seek(known)
             while True:
                 last = ended.wait(0.2)
                 out.write(file.read())
