@@ -9,7 +9,7 @@ SYNC := $(UV) sync --frozen --compile-bytecode --inexact
 # Byte code on disk saves every worker process several seconds of start-up.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-slow lint typecheck install install-light install-dev clean
+.PHONY: help demo test test-fast test-fast-trainer test-fast-rest test-slow lint typecheck install install-light install-dev clean
 
 help:
 	@echo "make demo       train the demo policy and watch the held-out solve rate rise"
@@ -22,8 +22,15 @@ demo: install
 
 test: test-fast test-slow
 
+# Two processes at once: the suite is made of waiting as much as of work.
 test-fast: install-dev
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory -j2 -Otarget test-fast-trainer test-fast-rest
+
+test-fast-trainer: install-dev
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS) tests/trainer
+
+test-fast-rest: install-dev
+	$(BIN)/python -m pytest -m "not slow" -p no:cacheprovider $(PYTEST_ARGS) --ignore tests/trainer
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
