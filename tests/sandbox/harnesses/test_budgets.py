@@ -13,7 +13,7 @@ from server.schemas.outcome import Scored
 from tests.sandbox.harnesses.support import pinned, store
 from tests.sandbox.support import needs_sandbox
 
-pytestmark = [needs_sandbox, pytest.mark.slow]
+pytestmark = [needs_sandbox, pytest.mark.slow, pytest.mark.timeout(900)]  # the first one fetches the runtime
 
 
 @pytest.mark.parametrize("name", HANDS)

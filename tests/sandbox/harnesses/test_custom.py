@@ -16,7 +16,7 @@ from server.schemas.runspec import Harness
 from server.schemas.scripted import Voice
 from tests.sandbox.support import needs_sandbox
 
-pytestmark = [needs_sandbox, pytest.mark.slow]
+pytestmark = [needs_sandbox, pytest.mark.slow, pytest.mark.timeout(900)]  # the first one fetches the runtime
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

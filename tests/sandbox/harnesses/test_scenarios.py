@@ -12,7 +12,7 @@ from server.schemas.scripted import ScriptedTurn, Voice
 from tests.sandbox.harnesses.support import played
 from tests.sandbox.support import needs_sandbox
 
-pytestmark = [needs_sandbox, pytest.mark.slow]
+pytestmark = [needs_sandbox, pytest.mark.slow, pytest.mark.timeout(900)]  # the first one fetches the runtime
 
 PROMPT = "SUBTASK_A: list the files and report."
 DELEGATE = {

@@ -17,7 +17,7 @@ from sandbox.redteam.ordinary import as_ordinary_user
 from tests.sandbox.harnesses.support import pinned, store
 from tests.sandbox.support import needs_sandbox
 
-pytestmark = [needs_sandbox, pytest.mark.slow]
+pytestmark = [needs_sandbox, pytest.mark.slow, pytest.mark.timeout(900)]  # the first one fetches the runtime
 
 TURNS = {"opencode": 6, "terminus-2": 6}
 """Model calls of list, read, edit, run, finish: OpenCode asks for a title too, Terminus 2 confirms its end."""

@@ -17,7 +17,7 @@ from tests.trainer.scripted import call, calls, say
 from trainer.engine.base import EngineError
 from trainer.proxy.limits import Patience
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]  # the first one fetches the runtime
 
 
 async def claude(rollout: Rollout, home: Path) -> dict[str, Any]:
