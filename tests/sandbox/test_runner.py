@@ -122,6 +122,7 @@ def test_what_is_refused() -> None:
 
 def test_concurrency_is_bounded_and_queued_trials_can_be_cancelled() -> None:
     """Report 36: hundreds of sessions that start at once broke each other; here they wait their turn."""
+
     async def body(room: Room, client: httpx.AsyncClient, spool: Path) -> None:
         script(room, "sleep 60")
         for trial_id in ("t1", "t2", "t3"):
