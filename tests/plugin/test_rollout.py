@@ -25,7 +25,6 @@ from server.schemas.rundir import RunDir
 from server.schemas.states import RunState
 from server.spec import resolve
 from tests.trainer.scripted import ScriptedEngine, call, say
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.message import Message
 from trainer.capture.request import Request
@@ -34,6 +33,7 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
 from trainer.rollout.keep import keep
+from trainer.vocabulary import byte_level
 
 from .test_cli import rl
 
@@ -44,9 +44,7 @@ TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run a
 
 def captured() -> Capture:
     """A tool call whose arguments come back edited, a turn that the harness dropped, an end after a weight update."""
-    engine = ScriptedEngine(
-        make_tokenizer(), [call("bash", f"I look. {STEERING}", command="ls"), say("oops"), say("Done.\n" * 50)], version=3
-    )
+    engine = ScriptedEngine(byte_level(), [call("bash", f"I look. {STEERING}", command="ls"), say("oops"), say("Done.\n" * 50)], version=3)
 
     async def run() -> Capture:
         session = Session("t-1", "key", engine, Rendering(engine.tokenizer), Sampling(1.0, 400, ()), Limits(9, 4000), harness="mini")

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from transformers import Qwen3MoeForCausalLM
 
 from trainer.proxy.rendering import Rendering
+from trainer.vocabulary import SPECIALS
 
 from .blocks import shared_blocks
 from .conversations import HARNESSES, Harness
@@ -28,7 +29,7 @@ from .demonstrations import GOOD, MIX, SCAFFOLD, Encoder, Episode, Task, convers
 from .model import config, create
 from .rehearsal import rehearse
 from .sft import Recipe, train
-from .tokenizer import SPECIALS, bootstrap, build, wrap
+from .tokenizer import bootstrap, build, wrap
 
 LOW, HIGH, GREEDY = 0.15, 0.6, 0.8
 """The gate: RL needs successes to learn from and failures to remove, and a greedy policy that knows how to solve the tasks."""

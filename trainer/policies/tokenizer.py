@@ -9,14 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Flagged special in Qwen3; decoding may skip them."""
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Added but not special in Qwen3: decoding keeps them."""
-SPECIALS = CONTROL + MARKUP
+from trainer.vocabulary import CONTROL, SPECIALS, add_specials
 
 _SPLIT = r"\p{L}+|\p{N}{1,2}| |\n+|//|[^\s\p{L}\p{N}]|[^\S\n ]+"
 
@@ -37,8 +33,7 @@ def build(texts: Iterable[str], blocks: Sequence[str], scaffold: Sequence[str], 
     tokenizer.train_from_iterator(corpus, trainer)
     # The trainer marks every special token as such; add them again with Qwen3's flags.
     plain = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "added_tokens": []}))
-    plain.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in CONTROL])
-    plain.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*MARKUP, *fixed)])
+    add_specials(plain, fixed)
     return plain
 
 

@@ -4,10 +4,10 @@ them: prompts use the merges, sampled turns are spelled byte by byte, so sampled
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+from trainer.vocabulary import SPECIALS, byte_level
+
 WORDS = (
     "system", "user", "assistant", "tools", "function", "name", "arguments", "description", "parameters", "properties", "type", "string",
     "object", "required", "command", "file", "path", "content", "text", "sha", "len", "list", "the", "Ġthe", "Ġto", "Ġand", "Ġof", "Ġa",
@@ -17,26 +17,20 @@ WORDS = (
 
 
 def make() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab, merges = {char: i for i, char in enumerate(alphabet)}, []
+    known, merges = set(pre_tokenizers.ByteLevel.alphabet()), []
     for word in WORDS:
         for end in range(1, len(word)):
-            if word[: end + 1] not in vocab:
-                vocab[word[: end + 1]] = len(vocab)
+            if word[: end + 1] not in known:
+                known.add(word[: end + 1])
                 merges.append((word[:end], word[end]))
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP])
-    return tokenizer
+    return byte_level(merges, split_words=True)
 
 
 class Spelling:
     """Text to one id per byte: markup that is spelled inside a text stays text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.special = {token: _known(tokenizer, token) for token in CONTROL + MARKUP}
+        self.special = {token: _known(tokenizer, token) for token in SPECIALS}
         printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
         hidden = (chr(0x100 + i) for i in range(0x100))  # byte-level BPE gives the other bytes the characters from U+0100 on, in order
         chars = {byte: chr(byte) if byte in printable else next(hidden) for byte in range(0x100)}

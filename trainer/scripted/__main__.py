@@ -10,13 +10,14 @@ from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
+from trainer.vocabulary import byte_level
 
-from .engine import ScriptedEngine, byte_tokenizer
+from .engine import ScriptedEngine
 
 
 async def serve(order: ScriptedOrder) -> None:
     """Until a further line, or the end, of standard input."""
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_level()
     engine, rendering = ScriptedEngine(tokenizer, order.voices), Rendering(tokenizer)
     proxy = Proxy(engine, rendering)
     await proxy.start()

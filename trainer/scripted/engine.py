@@ -7,24 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from server.schemas.scripted import ScriptedTurn, Voice
 from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
-
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-
-
-def byte_tokenizer() -> Tokenizer:
-    """Qwen3's special tokens over single bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP])
-    return tokenizer
 
 
 class ScriptedEngine:

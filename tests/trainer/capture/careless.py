@@ -12,15 +12,15 @@ import numpy as np
 
 from tests.trainer.capture.witness import Witness
 from tests.trainer.scripted import calls, say
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import EngineUnavailable
 from trainer.proxy.rendering import Rendered, Rendering, Tools
 from trainer.proxy.session import Session
+from trainer.vocabulary import byte_level
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = byte_level()
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": f"Uses {name}.", "parameters": {}}} for name in ("bash", "read")
 ]

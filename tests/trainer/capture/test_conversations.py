@@ -13,7 +13,6 @@ from server.schemas.capture import BranchClass, BranchReason, Drift, Exclusion
 from server.schemas.runspec import History, TrainRule
 from tests.trainer.audit import audit
 from tests.trainer.scripted import ScriptedEngine, call, calls, say
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
@@ -22,8 +21,9 @@ from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
+from trainer.vocabulary import byte_level
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = byte_level()
 SYSTEM, TASK = Message("system", "You fix code."), Message("user", "Fix it.")
 SUMMARY = "Read calc.py; add() must be repaired."
 Script = Callable[["Talk"], Coroutine[Any, Any, None]]

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from server.schemas.capture import BranchReason, Exclusion
 from tests.trainer.capture.careless import TOOLS
 from tests.trainer.scripted import LAYERS, TOP_K, ScriptedEngine, calls, routes_at, say
-from tests.trainer.tokenizer import CONTROL, MARKUP, make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Turn
 from trainer.capture.message import Message
@@ -26,6 +25,7 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Refusal
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
+from trainer.vocabulary import byte_level
 
 START = [Message("system", "You fix code."), Message("user", "Fix it.")]
 
@@ -53,7 +53,7 @@ def results(turn: Turn, *texts: str) -> list[Message]:
 
 def test_a_conversation_is_one_sample_although_the_harness_drops_the_reasoning() -> None:
     """A1: 8 rollouts became 64 samples, because every replayed turn without its reasoning was rendered again."""
-    engine = ScriptedEngine(make_tokenizer(), write=lambda: calls(("bash", {}), text="<think>\nhm\n</think>\n\n"))
+    engine = ScriptedEngine(byte_level(), write=lambda: calls(("bash", {}), text="<think>\nhm\n</think>\n\n"))
 
     async def script(session: Session) -> None:
         messages = list(START)
@@ -69,16 +69,10 @@ def test_a_conversation_is_one_sample_although_the_harness_drops_the_reasoning()
 
 def test_sampled_ids_are_kept_where_their_text_has_another_encoding() -> None:
     """A4: decode and encode give other ids, because BPE is not injective."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
-    vocab = {token: i for i, token in enumerate([*alphabet, "he", "ll", "llo", "hello"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP])
-    sampled = [vocab["he"], vocab["llo"], tokenizer.token_to_id("<|im_end|>")]
-    assert tokenizer.encode("hello").ids == [vocab["hello"]]
+    tokenizer = byte_level([("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")])
+    he, llo, hello = (tokenizer.token_to_id(token) for token in ("he", "llo", "hello"))
+    sampled = [he, llo, tokenizer.token_to_id("<|im_end|>")]
+    assert tokenizer.encode("hello").ids == [hello]
     prompts: list[list[int]] = []
 
     class Engine:
@@ -97,7 +91,7 @@ def test_sampled_ids_are_kept_where_their_text_has_another_encoding() -> None:
 
 def test_the_scaffold_of_an_empty_thought_is_sent_and_never_trained() -> None:
     """A5, A6: without thinking the template puts an empty thought in front of the last turn only."""
-    engine = ScriptedEngine(make_tokenizer(), [say("One."), say("Two.")])
+    engine = ScriptedEngine(byte_level(), [say("One."), say("Two.")])
 
     async def script(session: Session) -> None:
         first = await ask(session, START)
@@ -111,7 +105,7 @@ def test_the_scaffold_of_an_empty_thought_is_sent_and_never_trained() -> None:
 
 def test_parallel_tool_results_are_rendered_as_one_group() -> None:
     """A7: results tokenised one by one are not the single user turn of the template."""
-    engine = ScriptedEngine(make_tokenizer(), [calls(("bash", {}), ("read", {})), say("Done.")])
+    engine = ScriptedEngine(byte_level(), [calls(("bash", {}), ("read", {})), say("Done.")])
     sent: list[Message] = []
 
     async def script(session: Session) -> None:
@@ -129,7 +123,7 @@ def test_parallel_tool_results_are_rendered_as_one_group() -> None:
 @pytest.mark.parametrize("name", ["mask", "log_probs", "versions", "routed", "routes"])
 def test_arrays_of_another_length_are_no_sample(name: str) -> None:
     """A8: a mask was longer than its tokens. Ids, mask, log-probs, versions and routes have one length or there is no sample."""
-    engine = ScriptedEngine(make_tokenizer(), [say("One.")])
+    engine = ScriptedEngine(byte_level(), [say("One.")])
 
     async def script(session: Session) -> None:
         await ask(session, START)
@@ -145,7 +139,7 @@ def test_arrays_of_another_length_are_no_sample(name: str) -> None:
 
 def test_special_tokens_inside_an_answer_move_nothing() -> None:
     """A12: special tokens in the output were dropped by decoding, and lengths taken from text cut at the wrong place."""
-    engine = ScriptedEngine(make_tokenizer(), ["a<|endoftext|>b<|im_start|>c<think>d<|im_end|>", say("Two.")])
+    engine = ScriptedEngine(byte_level(), ["a<|endoftext|>b<|im_start|>c<think>d<|im_end|>", say("Two.")])
 
     async def script(session: Session) -> None:
         first = await ask(session, START)
@@ -160,7 +154,7 @@ def test_special_tokens_inside_an_answer_move_nothing() -> None:
 
 def test_the_same_prompt_again_replaces_what_was_lost_and_stands_beside_what_was_read() -> None:
     """A13: a dropped turn that was asked for again became a sibling sample."""
-    engine = ScriptedEngine(make_tokenizer(), [say("One."), say("Two."), say("Three.")])
+    engine = ScriptedEngine(byte_level(), [say("One."), say("Two."), say("Three.")])
 
     async def script(session: Session) -> None:
         lost = await session.answer(Request(tuple(START), TOOLS, "m"))
@@ -177,7 +171,7 @@ def test_the_same_prompt_again_replaces_what_was_lost_and_stands_beside_what_was
 
 def test_a_turn_that_was_cut_goes_on_in_its_branch() -> None:
     """B31: at max_tokens Claude Code appends "Pick up mid-thought" and goes on."""
-    engine = ScriptedEngine(make_tokenizer(), ["x" * 300, say("Done.")])
+    engine = ScriptedEngine(byte_level(), ["x" * 300, say("Done.")])
 
     async def script(session: Session) -> None:
         first = await ask(session, START)
@@ -202,7 +196,7 @@ class Forgetful(ScriptedEngine):
 @pytest.mark.parametrize("lose", [lambda rows: None, lambda rows: rows[:-3], lambda rows: rows[:-1], lambda rows: rows[1:]])
 def test_missing_rows_of_routes_are_marked_and_never_shifted(lose: Callable[[np.ndarray], np.ndarray | None]) -> None:
     """D40: a preempted call returned no or too few rows, silently. What is missing is asked for again with the next call."""
-    engine = Forgetful(make_tokenizer(), [calls(("bash", {})), calls(("bash", {})), say("Done.")])
+    engine = Forgetful(byte_level(), [calls(("bash", {})), calls(("bash", {})), say("Done.")])
     engine.keep = {2: lose}
 
     async def script(session: Session) -> None:
@@ -224,7 +218,7 @@ def test_missing_rows_of_routes_are_marked_and_never_shifted(lose: Callable[[np.
 
 def test_routes_are_asked_for_once_and_stored_small() -> None:
     """D41, D42: routes of the whole prefix with every turn cost 0.87 of the rate. The last sampled token has no row until it is read."""
-    engine = ScriptedEngine(make_tokenizer(), [calls(("bash", {})), say("Done.")])
+    engine = ScriptedEngine(byte_level(), [calls(("bash", {})), say("Done.")])
 
     async def script(session: Session) -> None:
         first = await ask(session, START)
@@ -244,7 +238,7 @@ def test_routes_are_asked_for_once_and_stored_small() -> None:
 
 def test_a_branch_that_departs_keeps_the_log_probs_that_were_sampled() -> None:
     """D44: log-probs of the prompt, asked for after a mismatch, were stale or killed the engine. None are ever asked for."""
-    engine = ScriptedEngine(make_tokenizer(), [say("One."), say("Two."), say("Three.")])
+    engine = ScriptedEngine(byte_level(), [say("One."), say("Two."), say("Three.")])
 
     async def script(session: Session) -> None:
         first = await ask(session, START)
@@ -271,7 +265,7 @@ class Broken(ScriptedEngine):
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_log_prob_that_is_no_number_fails_the_trial_and_not_the_run(value: float) -> None:
     """D38: an engine whose numbers broke must not be trained on, nor leave a capture that nobody can write."""
-    engine = Broken(make_tokenizer(), [say("One.")])
+    engine = Broken(byte_level(), [say("One.")])
     engine.value = value
 
     async def script(session: Session) -> None:

@@ -4,7 +4,6 @@ import asyncio
 
 from server.schemas.capture import BranchReason, CaptureRecord, Exclusion
 from tests.trainer.scripted import ScriptedEngine, call, say
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.message import Message
 from trainer.capture.request import Request
@@ -12,6 +11,7 @@ from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
+from trainer.vocabulary import byte_level
 
 START = (Message("system", "You fix code."), Message("user", "Fix it."))
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
@@ -19,7 +19,7 @@ TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
 
 def capture(*, moe: bool, context: int = 4000) -> Capture:
     """A tool call, a malformed turn that was dropped, and an end."""
-    tokenizer = make_tokenizer()
+    tokenizer = byte_level()
     engine = ScriptedEngine(tokenizer, [call("bash", "I look.", command="ls"), say("oops"), say("Done.")], routes=moe, version=3)
 
     async def run() -> Capture:

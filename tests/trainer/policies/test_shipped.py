@@ -12,8 +12,8 @@ from trainer.policies import resolve
 from trainer.policies.conversations import HARNESSES
 from trainer.policies.demonstrations import Task
 from trainer.policies.remake import GREEDY, HIGH, LOW, measure
-from trainer.policies.tokenizer import SPECIALS
 from trainer.proxy.rendering import Rendering
+from trainer.vocabulary import SPECIALS
 
 SHIPPED = ["mini-swe-agent", "claude-code"]
 

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from trainer.policies.conversations import HARNESSES
 from trainer.policies.demonstrations import Task
 from trainer.policies.remake import vocabulary
-from trainer.policies.tokenizer import CONTROL, SPECIALS, bootstrap, build
+from trainer.policies.tokenizer import bootstrap, build
+from trainer.vocabulary import CONTROL, SPECIALS
 
 SMALL = build(["def area(w, h):\n    return w + h\n"] * 3, ["\n\nA block of text\n"], [".py", "def "], vocab_size=300)
 

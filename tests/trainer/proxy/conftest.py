@@ -13,12 +13,12 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from tests.trainer.scripted import ScriptedEngine
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.engine.base import Sampling
 from trainer.proxy.limits import Limits, Patience
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.service import Proxy
+from trainer.vocabulary import byte_level
 
 
 @dataclass
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return make_tokenizer()
+    return byte_level()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from server.schemas.runspec import History, TrainRule
 from tests.trainer.equal import assert_same_capture
-from tests.trainer.tokenizer import CONTROL, MARKUP, make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.file import from_bytes
 from trainer.engine.base import Generation, OnTokens, Sampling, TokenIds
@@ -25,8 +24,9 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
 from trainer.proxy.streaming import TurnStream
+from trainer.vocabulary import CONTROL, MARKUP, byte_level
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = byte_level()
 RENDERINGS = [Rendering(TOKENIZER, thinking=thinking, history=history) for thinking in (False, True) for history in History]
 DIALECTS: list[Dialect] = [Anthropic(), OpenAIChat(), OpenAIResponses()]
 CALL = '<tool_call>\n{{"name": {}, "arguments": {}}}\n</tool_call>'

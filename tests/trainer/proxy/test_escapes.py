@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import call, calls, say
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.capture import Capture
 from trainer.capture.message import Message
 from trainer.proxy.rendering import QUICK, Rendering
+from trainer.vocabulary import byte_level
 
 pytestmark = pytest.mark.anyio
 
@@ -127,7 +127,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_rendered_and_leaves_nothi
 
 def test_a_long_text_of_long_tokens_is_not_refused() -> None:
     """A run of blanks is few tokens, however many characters it has."""
-    tokenizer = make_tokenizer()
+    tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("\u2588" * 64, normalized=False)])
     rendering = Rendering(tokenizer)
     text = "\u2588" * 320_000

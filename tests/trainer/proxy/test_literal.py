@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 import trainer.policies
-from tests.trainer.tokenizer import CONTROL, MARKUP, make_tokenizer
 from trainer.capture.message import Message, ToolCall
 from trainer.proxy.literal import Shield
 from trainer.proxy.rendering import Rendering
+from trainer.vocabulary import CONTROL, MARKUP, byte_level
 
 MERGED = Tokenizer.from_file(str(Path(trainer.policies.__file__).parent / "onebug-claude-code" / "tokenizer.json"))
-RENDERINGS = [Rendering(make_tokenizer()), Rendering(MERGED)]
+RENDERINGS = [Rendering(byte_level()), Rendering(MERGED)]
 PIECES = [*CONTROL, *MARKUP, "<", "|im_end", "|>", "tool_call>", "</", "\ufdd0", "\ufdd1", "\ufdd2", "\n", " ", "é", "x = 1"]
 texts = (
     st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=12)
@@ -69,7 +69,7 @@ def test_a_bridge_is_as_safe_as_a_render(rendering: Rendering, text: str) -> Non
     assert whole.ids[-len(bridged.ids) :] == bridged.ids
 
 
-@pytest.mark.parametrize("tokenizer", [make_tokenizer(), MERGED])
+@pytest.mark.parametrize("tokenizer", [byte_level(), MERGED])
 @given(text=st.text())
 @settings(max_examples=40, deadline=None)
 def test_ordinary_text_is_encoded_as_ever(tokenizer: Tokenizer, text: str) -> None:
@@ -81,7 +81,7 @@ def test_ordinary_text_is_encoded_as_ever(tokenizer: Tokenizer, text: str) -> No
 
 
 def test_names_that_overlap_are_all_broken() -> None:
-    tokenizer = make_tokenizer()
+    tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken("[AB", special=True), AddedToken("BC]", special=True)])
     shield = Shield(tokenizer)
     assert tokenizer.encode("[ABC]").ids != tokenizer.encode("[").ids + tokenizer.encode("ABC]").ids

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.request import Request
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
@@ -19,6 +18,7 @@ from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.dialects.reader import Reader
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
+from trainer.vocabulary import byte_level
 
 SCHEMA: Any = {"type": "object", "properties": {"command": {"type": "string"}}}
 CHAT: Any = {
@@ -72,7 +72,7 @@ RESPONSES: Any = {
 }  # fmt: skip
 DIALECTS: list[tuple[Dialect, Any]] = [(OpenAIChat(), CHAT), (Anthropic(), MESSAGES), (OpenAIResponses(), RESPONSES)]
 
-RENDERING = Rendering(make_tokenizer())
+RENDERING = Rendering(byte_level())
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 odd = st.recursive(

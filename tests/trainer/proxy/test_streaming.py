@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.tokenizer import CONTROL, MARKUP, make_tokenizer
 from trainer.capture.graph import Graph, Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
@@ -25,8 +24,9 @@ from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.streaming import TurnStream
+from trainer.vocabulary import CONTROL, MARKUP, byte_level
 
-TOKENIZER = make_tokenizer()
+TOKENIZER = byte_level()
 RENDERING = Rendering(TOKENIZER)
 REQUEST = Request((Message("user", "Go."),), [], "m", stream=True)
 SCAFFOLDS = ["<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"]

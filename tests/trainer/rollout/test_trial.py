@@ -21,7 +21,6 @@ from server.schemas.states import Phase, TrialState
 from server.schemas.trials import TrialRequest
 from tests.trainer.scripted import ScriptedEngine, say
 from tests.trainer.support.fake_runner import FakeRunner, Harness, scored
-from tests.trainer.tokenizer import make_tokenizer
 from trainer.capture.file import from_bytes
 from trainer.engine.base import EngineError
 from trainer.proxy.rendering import Rendering
@@ -30,6 +29,7 @@ from trainer.rollout.groups import Group
 from trainer.rollout.rows import agent_loop_outputs, fields_and_tag, trained_samples
 from trainer.rollout.runner_client import RunnerClient
 from trainer.rollout.trial import TrialRoom
+from trainer.vocabulary import byte_level
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +62,7 @@ async def two_turns(harness: Harness, request: TrialRequest) -> Scored:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     run = RunDir(tmp_path)
     run.captures.mkdir()
-    tokenizer = make_tokenizer()
+    tokenizer = byte_level()
     engine = ScriptedEngine(tokenizer, write=lambda: say("hm"))
     rendering = Rendering(tokenizer)
     proxy = Proxy(engine, rendering)

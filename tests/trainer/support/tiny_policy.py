@@ -8,12 +8,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tests.trainer.tokenizer import make_tokenizer
+from trainer.vocabulary import byte_level
 
 
 def save_policy(path: Path, seed: int = 0) -> Tokenizer:
     """Weights, configuration and tokenizer of an untrained policy; its experts differ enough that replayed routes matter."""
-    tokenizer = make_tokenizer()
+    tokenizer = byte_level()
     torch.manual_seed(seed)
     config = Qwen3MoeConfig(
         vocab_size=tokenizer.get_vocab_size(),

@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trainer.vocabulary import add_specials
 
 TURNS = 20
 VOCABULARY = 4_096
@@ -20,8 +22,6 @@ TOOLS, SYSTEM, TASK, OBSERVATION, ANSWER = 25, 7_000, 3_000, 900, 480
 """Number of tools; characters of system prompt, task, tool output and spoken answer."""
 ANSWERS = 32
 KEY = "bench"
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 Dialect = Literal["openai", "anthropic"]
 
@@ -59,8 +59,7 @@ class Traffic:
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator([self.text(200_000, "corpus")], trainer)
-        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-        tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP])
+        add_specials(tokenizer)
         return tokenizer
 
     def _schema(self, i: int) -> dict[str, Any]:
