@@ -135,7 +135,7 @@ class Host:
             try:
                 async with asyncio.timeout(_CREATE_S):
                     message, _ = await asyncio.shield(creating)
-            except BaseException:
+            except BaseException:  # a cancellation too must not leave a sandbox that nobody holds
                 control.close()
                 if not creating.done():
                     creating.add_done_callback(self._abandon)
