@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from trainer.engine.base import Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import Generation, GenerationRequest, Sampling, StopReason
 
 LAYERS, TOP_K, EXPERTS = 2, 3, 16
 ABORT = "abort"
@@ -55,21 +55,13 @@ class ScriptedEngine:
     write: Callable[[], str] | None = None
     """Makes the next text when the script is empty."""
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        self.started += 1
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.started, first = self.started + 1, request.routes_from
         await self._until(self.gate)
         text = self.script.pop(0) if self.script or self.write is None else self.write()
         if isinstance(text, Exception):
             raise text
-        number, prompt, parts = self.started, list(prompt_ids), [text] if isinstance(text, str) else text
+        number, prompt, parts = self.started, list(request.prompt_ids), [text] if isinstance(text, str) else text
         stop: StopReason = self.stop
         ids: list[int] = []
         log_probs: list[float] = []
@@ -83,15 +75,15 @@ class ScriptedEngine:
                 await self._until(part)
                 continue
             new = self.tokenizer.encode(part, add_special_tokens=False).ids
-            if len(ids) + len(new) > sampling.max_tokens:
-                new, stop = new[: sampling.max_tokens - len(ids)], "length"
+            if len(ids) + len(new) > request.sampling.max_tokens:
+                new, stop = new[: request.sampling.max_tokens - len(ids)], "length"
             fresh = [-0.01 * (1 + (number * 31 + len(ids) + i) % 97) for i in range(len(new))]
             ids, log_probs = ids + new, log_probs + fresh
-            if on_tokens is not None and parts is text:
-                on_tokens(new, fresh)
-        self.calls.append(Call(session, prompt, sampling, routes_from, ids, log_probs, self.version, salt))
-        whole = [*prompt_ids, *ids]
-        rows = routes_at(np.array(whole[routes_from:-1]), np.arange(routes_from, len(whole) - 1)) if self.routes else None
+            if request.on_tokens is not None and parts is text:
+                request.on_tokens(new, fresh)
+        self.calls.append(Call(request.session, prompt, request.sampling, first, ids, log_probs, self.version, request.salt))
+        whole = [*prompt, *ids]
+        rows = routes_at(np.array(whole[first:-1]), np.arange(first, len(whole) - 1)) if self.routes else None
         return Generation(ids, log_probs, rows, stop, self.version)
 
     async def _until(self, event: asyncio.Event | None) -> None:

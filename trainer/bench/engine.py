@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from trainer.engine.base import Sampling
+from trainer.engine.base import GenerationRequest, Sampling
 from trainer.engine.cpu import CpuEngine
 from trainer.engine.weights import Shape
 
@@ -97,7 +97,7 @@ async def _engine_run(engine: CpuEngine, prompts: list[list[int]], turns: int) -
 
     async def converse(session: str, prompt: list[int]) -> None:
         for _ in range(turns):
-            answer = await engine.generate(session, prompt, sampling)
+            answer = await engine.generate(GenerationRequest(session, prompt, sampling))
             prompt = [*prompt, *answer.token_ids, *range(OBSERVATION)]
         engine.release(session)
 

@@ -68,21 +68,25 @@ class EngineUnavailable(EngineError):
     """A trouble that passes (a restart, no free replica, a lost connection): the same call may be made again."""
 
 
-class Engine(Protocol):
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        """Sample one turn behind `prompt_ids`. Cancelling the awaiting task aborts the generation. Raises EngineError.
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One turn to sample behind `prompt_ids`.
 
-        `on_tokens` is called on the loop with newly sampled ids and their log-probabilities, in order, before `generate` returns; an
-        engine that cannot stream never calls it. KV that was computed under another `salt` is not reused.
-        """
+    `on_tokens` is called on the loop with newly sampled ids and their log-probabilities, in order, before `generate` returns; an engine
+    that cannot stream never calls it. KV that was computed under another `salt` is not reused.
+    """
+
+    session: str
+    prompt_ids: TokenIds
+    sampling: Sampling
+    routes_from: int = 0
+    on_tokens: OnTokens | None = None
+    salt: str = ""
+
+
+class Engine(Protocol):
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one turn. Cancelling the awaiting task aborts the generation. Raises EngineError."""
         ...
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from .base import KV, EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
+from .base import KV, EngineError, Generation, GenerationRequest, Sampling, StopReason
 from .cache import Slots
 from .forward import Policy
 from .sampling import draw
@@ -31,12 +31,8 @@ _PREFILL_TOKENS = 512
 class _Row:
     """One request. `slot` is None until it is admitted."""
 
-    session: str
-    salt: str
+    request: GenerationRequest
     prompt: list[int]
-    sampling: Sampling
-    routes_from: int
-    on_tokens: OnTokens | None
     random: random.Random
     answer: asyncio.Future[Generation]
     slot: int | None = None
@@ -67,21 +63,13 @@ class CpuEngine:
         config, named = read_checkpoint(path)
         return cls(Shape.from_hf(config), named, context=context, slots=slots, seed=seed)
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`. EngineError: prompt and `max_tokens` exceed the context, or the logits are not finite."""
-        prompt = prompt_ids.tolist() if isinstance(prompt_ids, np.ndarray) else list(prompt_ids)
-        self._refuse(prompt, sampling, routes_from)
+        prompt, session = np.asarray(request.prompt_ids).tolist(), request.session
+        self._refuse(prompt, request.sampling, request.routes_from)
         number = self._requests[session] = self._requests.get(session, 0) + 1
         draws = random.Random(f"{self._seed}/{session}/{number}")  # noqa: S311 sampling, not secrets
-        row = _Row(session, salt, prompt, sampling, routes_from, on_tokens, draws, asyncio.get_running_loop().create_future())
+        row = _Row(request, prompt, draws, asyncio.get_running_loop().create_future())
         self._waiting.append(row)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._serve(), name="cpu-engine")
@@ -97,7 +85,7 @@ class CpuEngine:
 
     def release(self, session: str) -> None:
         """The session is over: end its requests as aborted and free its slots."""
-        for row in [row for row in (*self._active, *self._waiting) if row.session == session]:
+        for row in [row for row in (*self._active, *self._waiting) if row.request.session == session]:
             self._finish(row, "aborted")
         self._requests.pop(session, None)
         self._cache.release(session)
@@ -153,7 +141,7 @@ class CpuEngine:
         admitted: list[_Row] = []
         tokens = 0
         for row in self._waiting:
-            if tokens >= _PREFILL_TOKENS or (slot := self._cache.acquire(row.session, row.salt, row.prompt)) is None:
+            if tokens >= _PREFILL_TOKENS or (slot := self._cache.acquire(row.request.session, row.request.salt, row.prompt)) is None:
                 break
             row.slot = slot
             tokens += len(row.prompt) - len(self._cache.tokens[slot])
@@ -166,18 +154,18 @@ class CpuEngine:
         """One forward pass and one sampled token for `rows`."""
         rows = list(rows)
         logits = self._policy.extend(self._cache, [_slot(row) for row in rows], new)
-        drawn = draw(logits, [row.sampling.temperature for row in rows], [row.random.random() for row in rows])
+        drawn = draw(logits, [row.request.sampling.temperature for row in rows], [row.random.random() for row in rows])
         for row, token, log_prob in zip(rows, *drawn, strict=True):
             row.tokens.append(token)
             row.log_probs.append(log_prob)
             if not math.isfinite(log_prob):
                 self._fail(row, f"the logits of weight version {self.version} are not finite: the policy has diverged")
                 continue
-            if row.on_tokens is not None:
-                row.on_tokens([token], [log_prob])
-            if token in row.sampling.stop_token_ids:
+            if row.request.on_tokens is not None:
+                row.request.on_tokens([token], [log_prob])
+            if token in row.request.sampling.stop_token_ids:
                 self._finish(row, "stop")
-            elif len(row.tokens) == row.sampling.max_tokens:
+            elif len(row.tokens) == row.request.sampling.max_tokens:
                 self._finish(row, "length")
 
     def _finish(self, row: _Row, reason: StopReason) -> None:
@@ -205,7 +193,7 @@ class CpuEngine:
             return None
         if row.slot is None:
             return self._cache.routes[0, :0].copy()
-        return self._cache.routes[row.slot, row.routes_from : len(self._cache.tokens[row.slot])].copy()
+        return self._cache.routes[row.slot, row.request.routes_from : len(self._cache.tokens[row.slot])].copy()
 
 
 def _slot(row: _Row) -> int:

@@ -12,7 +12,7 @@ from trainer.capture.capture import Capture
 from trainer.capture.graph import Node, Place, Turn, store_routes
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request, Tools
-from trainer.engine.base import Engine, EngineError, Generation, Sampling
+from trainer.engine.base import Engine, EngineError, Generation, GenerationRequest, Sampling
 from trainer.proxy import placing
 from trainer.proxy.allowance import allowance, check_rollout
 from trainer.proxy.dialects.reader import Reader
@@ -160,7 +160,8 @@ class Session:
     async def _generate(self, request: Request, place: Place, sampling: Sampling, flight: Flight) -> Turn:
         first = place.routes_from()
         try:
-            generation = await self._engine.generate(self.rollout_id, place.prompt(), sampling, first, flight.take)
+            call = GenerationRequest(self.rollout_id, place.prompt(), sampling, first, flight.take)
+            generation = await self._engine.generate(call)
             _check(generation)
         except (Exception, asyncio.CancelledError) as error:
             if flight.landing.done():  # cancelled by us

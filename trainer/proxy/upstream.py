@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.engine.base import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import (
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    Generation,
+    GenerationRequest,
+    OnTokens,
+    Sampling,
+    StopReason,
+)
 from trainer.proxy.limits import Patience
 
 log = logging.getLogger(__name__)
@@ -29,24 +38,18 @@ class Upstream:
         self.resumed = 0
         """Calls that were made again, at the start of a turn or behind its first tokens."""
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """One whole turn. Raises EngineError when it cannot be had; whatever else the engine raises passes through."""
-        draft, failures = _Draft(on_tokens), 0
+        session, sampling = request.session, request.sampling
+        draft, failures = _Draft(request.on_tokens), 0
         while True:
             known, version = len(draft.tokens), self.version
-            prompt = np.concatenate([prompt_ids, np.array(draft.tokens, np.int32)]) if known else prompt_ids
-            first = len(prompt) - 1 if known else routes_from
+            prompt = np.concatenate([request.prompt_ids, np.array(draft.tokens, np.int32)]) if known else request.prompt_ids
+            first = len(prompt) - 1 if known else request.routes_from
             rest = dataclasses.replace(sampling, max_tokens=sampling.max_tokens - known)
+            call = GenerationRequest(session, prompt, rest, first, draft.take, request.salt or f"{session}/{version}")
             try:
-                generation = await self._engine.generate(session, prompt, rest, first, draft.take, salt or f"{session}/{version}")
+                generation = await self._engine.generate(call)
                 self.version = max(self.version, generation.version)
                 draft.settle(known, generation)
                 if generation.stop_reason != "aborted":

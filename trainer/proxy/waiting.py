@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from trainer.engine.base import KV, Engine, Generation, OnTokens, ReportsKV, Sampling, TokenIds
+from trainer.engine.base import KV, Engine, Generation, GenerationRequest, ReportsKV
 from trainer.proxy.gate import Call, Gate, Rule
 
 
@@ -33,19 +33,11 @@ class Gated:
         self._timer: asyncio.TimerHandle | None = None
         self.waits = Waits()
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`. A call that is cancelled while it waits leaves the queue."""
-        call = await self._enter(session, len(prompt_ids))
+        call = await self._enter(request.session, len(request.prompt_ids))
         try:
-            return await self._engine.generate(session, prompt_ids, sampling, routes_from, on_tokens, salt)
+            return await self._engine.generate(request)
         finally:
             self._gate.done(call, time.monotonic())
             self._move()

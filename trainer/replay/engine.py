@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.engine.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import EngineError, EngineUnavailable, Generation, GenerationRequest, StopReason
 from trainer.replay.plan import Step
 from trainer.replay.tokenizer import Spelling
 from trainer.replay.turns import sampled
@@ -47,17 +47,9 @@ class RecordedEngine:
     async def release(self, session: str) -> None:
         self._scripts.pop(session, None)
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """Raises EngineUnavailable for a recorded fault, EngineError for a call that no recorded request explains."""
-        return await self._scripts[session].generate(np.asarray(prompt_ids).tolist(), sampling, on_tokens)
+        return await self._scripts[request.session].generate(request)
 
 
 class Script:
@@ -77,7 +69,8 @@ class Script:
         self._next = call
         call.launched.set()
 
-    async def generate(self, prompt: list[int], sampling: Sampling, on_tokens: OnTokens | None) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
+        prompt, room, on_tokens = np.asarray(request.prompt_ids).tolist(), request.sampling.max_tokens, request.on_tokens
         call = self._of(prompt)
         offset = len(prompt) - len(call.prompt)
         call.arrived.set()
@@ -91,8 +84,8 @@ class Script:
             raise EngineUnavailable(f"recorded fault of exchange {call.step.exchange.i}")
         ids, log_probs = call.ids[offset:], call.log_probs()[offset:]
         stop: StopReason = "length" if call.step.by_length else "stop"
-        if len(ids) > sampling.max_tokens:
-            self.unexpected.append(f"exchange {call.step.exchange.i}: {len(ids)} sampled tokens, but room for {sampling.max_tokens}")
+        if len(ids) > room:
+            self.unexpected.append(f"exchange {call.step.exchange.i}: {len(ids)} sampled tokens, but room for {room}")
         if on_tokens is not None:
             for start in range(0, len(ids), 16):
                 on_tokens(ids[start : start + 16], log_probs[start : start + 16])

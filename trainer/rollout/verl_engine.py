@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from ray.exceptions import ActorUnavailableError, RayError
 
-from trainer.engine.base import KV, EngineError, EngineUnavailable, Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import KV, EngineError, EngineUnavailable, Generation, GenerationRequest, StopReason
 
 
 class VerlEngine:
@@ -31,30 +31,23 @@ class VerlEngine:
         """The session is over; the engine hears of it with the next call."""
         self._over.append(session)
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        name = session if self._routing == "sticky" else uuid.uuid4().hex
+    async def generate(self, request: GenerationRequest) -> Generation:
+        sampling = request.sampling
+        name = request.session if self._routing == "sticky" else uuid.uuid4().hex
         released, self._over = self._over, []
         try:
             output = await self._client.generate(
                 name,
-                prompt_ids=prompt_ids.tolist() if isinstance(prompt_ids, np.ndarray) else list(prompt_ids),
+                prompt_ids=np.asarray(request.prompt_ids).tolist(),
                 sampling_params={
                     "temperature": sampling.temperature,
                     "max_tokens": sampling.max_tokens,
                     "stop_token_ids": list(sampling.stop_token_ids),
                     "logprobs": True,
                 },
-                session=session,
-                routes_from=routes_from,
-                salt=salt,
+                session=request.session,
+                routes_from=request.routes_from,
+                salt=request.salt,
                 released=released,
             )
         except RayError as error:

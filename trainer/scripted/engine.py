@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from server.schemas.scripted import ScriptedTurn, Voice
-from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, StopReason, TokenIds
+from trainer.engine.base import EngineError, Generation, GenerationRequest, StopReason
 
 
 class ScriptedEngine:
@@ -20,27 +20,19 @@ class ScriptedEngine:
         self._tokenizer, self._voices = tokenizer, voices
         self.spoken: Counter[str] = Counter()
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        prompt = self._tokenizer.decode(np.asarray(prompt_ids).tolist(), skip_special_tokens=False)
+    async def generate(self, request: GenerationRequest) -> Generation:
+        prompt = self._tokenizer.decode(np.asarray(request.prompt_ids).tolist(), skip_special_tokens=False)
         voice = next((v for v in self._voices if all(s in prompt for s in v.says) and not any(u in prompt for u in v.unless)), None)
         if voice is None:
             raise EngineError(f"no voice of the script fits this call; its prompt ends {prompt[-300:]!r}")
         turn = voice.turns[min(self.spoken[voice.name], len(voice.turns) - 1)]
         self.spoken[voice.name] += 1
         ids = self._tokenizer.encode(sampled_text(turn), add_special_tokens=False).ids
-        stop: StopReason = "stop" if len(ids) <= sampling.max_tokens else "length"
-        ids = ids[: sampling.max_tokens]
+        stop: StopReason = "stop" if len(ids) <= request.sampling.max_tokens else "length"
+        ids = ids[: request.sampling.max_tokens]
         log_probs = [-0.1] * len(ids)
-        if on_tokens is not None:
-            on_tokens(ids, log_probs)
+        if request.on_tokens is not None:
+            request.on_tokens(ids, log_probs)
         return Generation(ids, log_probs, None, stop, 0)
 
 

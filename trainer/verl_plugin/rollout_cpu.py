@@ -15,7 +15,7 @@ import torch
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
-from trainer.engine.base import Sampling
+from trainer.engine.base import GenerationRequest, Sampling
 from trainer.engine.cpu import CpuEngine
 
 NAME = "cpu"
@@ -47,7 +47,7 @@ class CpuServer:
             max_tokens=sampling_params["max_tokens"],
             stop_token_ids=tuple(sampling_params["stop_token_ids"]),
         )
-        turn = await self.engine.generate(session, prompt_ids, sampling, routes_from, salt=salt)
+        turn = await self.engine.generate(GenerationRequest(session, prompt_ids, sampling, routes_from, salt=salt))
         return TokenOutput(
             token_ids=turn.token_ids,
             log_probs=turn.log_probs,

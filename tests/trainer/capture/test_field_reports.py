@@ -20,7 +20,7 @@ from trainer.capture.graph import Turn
 from trainer.capture.message import Message
 from trainer.capture.request import Request
 from trainer.capture.sample import Sample
-from trainer.engine.base import Generation, Sampling
+from trainer.engine.base import Generation, GenerationRequest, Sampling
 from trainer.proxy.limits import Limits
 from trainer.proxy.refusal import Refusal
 from trainer.proxy.rendering import Rendering
@@ -76,8 +76,8 @@ def test_sampled_ids_are_kept_where_their_text_has_another_encoding() -> None:
     prompts: list[list[int]] = []
 
     class Engine:
-        async def generate(self, session: str, prompt: Any, *rest: Any) -> Generation:
-            prompts.append(list(prompt))
+        async def generate(self, request: GenerationRequest) -> Generation:
+            prompts.append(list(request.prompt_ids))
             return Generation(list(sampled), [-0.5, -0.25, -0.125], None, "stop", 0)
 
     async def script(session: Session) -> None:
@@ -187,8 +187,8 @@ class Forgetful(ScriptedEngine):
 
     keep: dict[int, Callable[[np.ndarray], np.ndarray | None]]
 
-    async def generate(self, *arguments: Any, **named: Any) -> Generation:
-        generation = await super().generate(*arguments, **named)
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation = await super().generate(request)
         lose = self.keep.get(len(self.calls), lambda rows: rows)
         return dataclasses.replace(generation, routes=lose(generation.routes))  # type: ignore[arg-type]
 
@@ -257,8 +257,8 @@ class Broken(ScriptedEngine):
 
     value: float
 
-    async def generate(self, *arguments: Any, **named: Any) -> Generation:
-        generation = await super().generate(*arguments, **named)
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation = await super().generate(request)
         return dataclasses.replace(generation, log_probs=[*generation.log_probs[:-1], self.value])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from tests.trainer.scripted import ScriptedEngine, routes_at
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Turn
 from trainer.capture.sample import Sample
-from trainer.engine.base import Generation, OnTokens, Sampling, TokenIds
+from trainer.engine.base import Generation, GenerationRequest
 from trainer.proxy.limits import Patience
 from trainer.proxy.upstream import Upstream
 
@@ -62,19 +63,11 @@ class Witness:
         self.upstream = Upstream(_Below(self), Patience(backoff=0))
         self.seen: list[Seen] = []
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        call = Seen(list(prompt_ids), [])
+    async def generate(self, request: GenerationRequest) -> Generation:
+        call = Seen(list(request.prompt_ids), [])
         self.seen.append(call)
         PIECES.set(call.pieces)
-        generation = await self.upstream.generate(session, prompt_ids, sampling, routes_from, on_tokens, salt)
+        generation = await self.upstream.generate(request)
         call.ended = True
         return generation
 
@@ -87,27 +80,19 @@ class _Below:
     def __init__(self, witness: Witness) -> None:
         self.witness = witness
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         for _ in range(self.witness.pause()):
             await asyncio.sleep(0)
         engine = self.witness.engine
-        piece = Piece(list(prompt_ids), engine.version)
+        piece = Piece(list(request.prompt_ids), engine.version)
         PIECES.get().append(piece)
 
         def take(ids: list[int], log_probs: list[float]) -> None:
             piece.ids, piece.log_probs = piece.ids + ids, piece.log_probs + log_probs
-            if on_tokens is not None:
-                on_tokens(ids, log_probs)
+            if request.on_tokens is not None:
+                request.on_tokens(ids, log_probs)
 
-        generation = await engine.generate(session, prompt_ids, sampling, routes_from, take, salt)
+        generation = await engine.generate(dataclasses.replace(request, on_tokens=take))
         piece.ids, piece.log_probs, piece.version = generation.token_ids, generation.log_probs, generation.version
         return generation
 

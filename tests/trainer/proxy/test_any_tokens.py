@@ -14,7 +14,7 @@ from server.schemas.runspec import History, TrainRule
 from tests.trainer.equal import assert_same_capture
 from trainer.capture.capture import Capture
 from trainer.capture.file import from_bytes
-from trainer.engine.base import Generation, OnTokens, Sampling, TokenIds
+from trainer.engine.base import Generation, GenerationRequest, Sampling
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.fields import load
@@ -49,10 +49,8 @@ class Says:
     def __init__(self, turns: list[list[int]]) -> None:
         self.turns = turns
 
-    async def generate(
-        self, session: str, prompt: TokenIds, sampling: Sampling, first: int = 0, on_tokens: OnTokens | None = None, salt: str = ""
-    ) -> Generation:
-        ids = self.turns.pop(0)[: sampling.max_tokens]
+    async def generate(self, request: GenerationRequest) -> Generation:
+        ids = self.turns.pop(0)[: request.sampling.max_tokens]
         return Generation(ids, [-0.5] * len(ids), None, "length" if len(ids) % 7 == 0 else "stop", 0)
 
 

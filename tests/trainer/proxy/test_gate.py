@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.models import make_model
 from tests.trainer.scripted import ScriptedEngine
-from trainer.engine.base import KV, Sampling
+from trainer.engine.base import KV, GenerationRequest, Sampling
 from trainer.engine.cpu import CpuEngine
 from trainer.engine.weights import Shape
 from trainer.proxy.gate import Call, Gate, Rule
@@ -134,7 +134,7 @@ async def test_a_gate_keeps_the_kv_of_those_who_own_it(tokenizer: Any) -> None:
         async def converse(session: str) -> None:
             prompt = [hash(session) % 90 + 1] * 20
             for _ in range(3):
-                answer = await entrance.generate(session, prompt, Sampling(1.0, 8, ()))  # noqa: B023
+                answer = await entrance.generate(GenerationRequest(session, prompt, Sampling(1.0, 8, ())))  # noqa: B023
                 prompt = [*prompt, *answer.token_ids, 5, 6, 7]
                 await asyncio.sleep(0.01)  # the harness runs a command
             engine.release(session)  # noqa: B023
@@ -155,7 +155,7 @@ async def test_a_waiting_call_can_be_cancelled() -> None:
     model = make_model(moe=False)
     engine = CpuEngine(Shape.from_hf(model.config.to_dict()), model.state_dict(), context=160, slots=1)
     gate = Gated(engine, engine, Rule(watermark=1.0, resident=0.5, ownership=30, longest_wait=60))
-    calls = [asyncio.create_task(gate.generate(name, [1, 2, 3], Sampling(1.0, 40, ()))) for name in "abc"]
+    calls = [asyncio.create_task(gate.generate(GenerationRequest(name, [1, 2, 3], Sampling(1.0, 40, ())))) for name in "abc"]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     calls[1].cancel()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import ABORT, call, routes_at, say
-from trainer.engine.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling, TokenIds
+from trainer.engine.base import EngineError, EngineUnavailable, Generation, GenerationRequest, Sampling
 from trainer.proxy.limits import Patience
 from trainer.proxy.upstream import Upstream
 
@@ -208,19 +208,12 @@ class Faulty:
         self.faults, self.streams, self.version = list(faults), streams, 0
         self.salts: list[str] = []
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
-        self.salts.append(salt)
-        version, start = self.version, len(prompt_ids)
-        count, fails = self.faults.pop(0) if self.faults else (sampling.max_tokens, None)
-        at = range(start, start + min(count, sampling.max_tokens))
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.salts.append(request.salt)
+        room, on_tokens, first = request.sampling.max_tokens, request.on_tokens, request.routes_from
+        version, start = self.version, len(request.prompt_ids)
+        count, fails = self.faults.pop(0) if self.faults else (room, None)
+        at = range(start, start + min(count, room))
         ids, log_probs = [p % 50 + 1 for p in at], [-p / 1000 for p in at]
         if self.streams or fails:
             for one in zip(ids, log_probs, strict=True):
@@ -230,8 +223,8 @@ class Faulty:
             self.version += 1
         if fails:
             raise EngineUnavailable("lost")
-        whole = np.array([*prompt_ids, *ids])
-        rows = routes_at(whole[routes_from:-1], np.arange(routes_from, len(whole) - 1))
+        whole = np.array([*request.prompt_ids, *ids])
+        rows = routes_at(whole[first:-1], np.arange(first, len(whole) - 1))
         return Generation(ids, log_probs, rows, "length" if fails is None else "aborted", version)
 
 
@@ -241,7 +234,7 @@ def test_an_interrupted_turn_is_the_turn_that_it_would_have_been(faults: list[tu
     engine, heard = Faulty(faults, streams), list[int]()
     prompt, sampling = list(range(1, 8)), Sampling(1.0, 30, ())
     upstream = Upstream(engine, Patience(backoff=0, attempts=20))
-    turn = asyncio.run(upstream.generate("s", np.array(prompt, np.int32), sampling, 2, lambda ids, _: heard.extend(ids)))
+    turn = asyncio.run(upstream.generate(GenerationRequest("s", np.array(prompt, np.int32), sampling, 2, lambda ids, _: heard.extend(ids))))
     positions = np.arange(len(prompt), len(prompt) + 30)
     assert turn.token_ids == (positions % 50 + 1).tolist() and turn.token_ids[: len(heard)] == heard
     assert turn.log_probs == (-positions / 1000).tolist()

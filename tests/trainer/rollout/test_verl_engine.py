@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from server.schemas.runspec import Admission, Model, RunSpec
 from server.schemas.runspec import Rollout as RolloutSpec
-from trainer.engine.base import KV, EngineError, EngineUnavailable, Sampling
+from trainer.engine.base import KV, EngineError, EngineUnavailable, GenerationRequest, Sampling
 from trainer.proxy.gate import Rule
 from trainer.proxy.limits import Limits
 from trainer.rollout.limits import gate_rule, rollout_limits
@@ -43,8 +43,8 @@ async def test_a_call_carries_session_salt_and_the_sessions_that_are_over() -> N
     engine = VerlEngine(client, "sticky")
     assert engine.kv() is None
     engine.release("old")
-    answer = await engine.generate("a", np.array([1, 2], np.int32), SAMPLING, 1, salt="a/3")
-    await engine.generate("a", [1, 2], SAMPLING)
+    answer = await engine.generate(GenerationRequest("a", np.array([1, 2], np.int32), SAMPLING, 1, salt="a/3"))
+    await engine.generate(GenerationRequest("a", [1, 2], SAMPLING))
     (name, asked), (_, later) = client.calls
     assert (name, asked["session"], asked["salt"], asked["routes_from"], asked["released"]) == ("a", "a", "a/3", 1, ["old"])
     assert asked["prompt_ids"] == [1, 2] and later["released"] == []
@@ -57,7 +57,7 @@ async def test_routing_gives_the_balancer_one_name_or_many(routing: Literal["sti
     client = Client()
     engine = VerlEngine(client, routing)
     for _ in range(3):
-        await engine.generate("a", [1], SAMPLING)
+        await engine.generate(GenerationRequest("a", [1], SAMPLING))
     assert len({name for name, _ in client.calls}) == names
     assert {asked["session"] for _, asked in client.calls} == {"a"}
 
@@ -75,7 +75,7 @@ async def test_only_trouble_that_passes_is_tried_again(error: Exception, passes:
     client = Client()
     client.error = error
     with pytest.raises(EngineError, match="generation failed") as caught:
-        await VerlEngine(client, "sticky").generate("a", [1], SAMPLING)
+        await VerlEngine(client, "sticky").generate(GenerationRequest("a", [1], SAMPLING))
     assert isinstance(caught.value, EngineUnavailable) == passes
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.engine.base import EngineError, Generation, OnTokens, Sampling, TokenIds
+from trainer.engine.base import EngineError, Generation, GenerationRequest
 
 CALL = struct.Struct("<IIII")
 """Prompt tokens, first position of routes, layers, top_k (both 0 for none); then the prompt, int32."""
@@ -34,21 +34,13 @@ class SocketEngine:
         self.routed: set[str] = set()
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def generate(
-        self,
-        session: str,
-        prompt_ids: TokenIds,
-        sampling: Sampling,
-        routes_from: int = 0,
-        on_tokens: OnTokens | None = None,
-        salt: str = "",
-    ) -> Generation:
+    async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine`. A cancelled call closes its connection."""
-        layers, top_k = self.shape if session in self.routed else (0, 0)
-        prompt = np.asarray(prompt_ids, np.int32)
+        layers, top_k = self.shape if request.session in self.routed else (0, 0)
+        prompt = np.asarray(request.prompt_ids, np.int32)
         try:
             reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port, limit=LIMIT)
-            writer.write(CALL.pack(len(prompt), routes_from, layers, top_k))
+            writer.write(CALL.pack(len(prompt), request.routes_from, layers, top_k))
             writer.write(prompt.data)
             count, rows = REPLY.unpack(await reader.readexactly(REPLY.size))
             ids, log_probs = np.frombuffer(await reader.readexactly(8 * count), np.int32).reshape(2, count)

@@ -18,7 +18,7 @@ from trainer.bench.proxy import against, processes
 from trainer.bench.proxy.engine import SocketEngine
 from trainer.bench.proxy.load import Latencies, Target, closed_loop, connect, open_loop
 from trainer.bench.proxy.traffic import KEY, Conversation, Dialect, Traffic
-from trainer.engine.base import Sampling
+from trainer.engine.base import GenerationRequest, Sampling
 
 DIRECT_PROMPT = 20_000
 LONG_ANSWER = 190
@@ -77,7 +77,7 @@ async def run(plan: Plan) -> dict[str, Any]:
 async def _ours(plan: Plan, traffic: Traffic, handle: processes.Handle, ports: processes.EnginePorts) -> dict[str, Any]:
     engine = SocketEngine(ports.tokens)
     prompt, sampling = np.arange(DIRECT_PROMPT, dtype=np.int32), Sampling(1.0, 10_000, ())
-    bench = _Bench(plan, traffic, handle, KEY, plan.dialect, lambda: engine.generate("direct", prompt, sampling))
+    bench = _Bench(plan, traffic, handle, KEY, plan.dialect, lambda: engine.generate(GenerationRequest("direct", prompt, sampling)))
     await bench.warm_up()
     long = await _weigh(bench, "long", plan.long_turns, plan.long_tokens, routed=False)
     routed = await _weigh(bench, "routed", 4, 0, routed=True)
