@@ -193,6 +193,46 @@ class CaptureRow(Base):
     malformed_turns: Mapped[int]
 
 
+class ArchiveRow(Base):
+    """The diff that a trial was graded from. `path` is relative to the run's directory."""
+
+    __tablename__ = "archives"
+    run_id: Mapped[str] = _run_key()
+    trial_id: Mapped[str] = mapped_column(primary_key=True)
+    path: Mapped[str]
+    size: Mapped[int]
+    sha256: Mapped[str]
+
+
+class RegradeRow(Base):
+    """A further verdict on an archived diff; the first one stays with the trial. The newest one counts where verdicts are shown.
+
+    `outcome` is the whole Outcome document.
+    """
+
+    __tablename__ = "regrades"
+    __table_args__ = (sa.CheckConstraint("(kind = 'scored') = (reward IS NOT NULL)", name="ck_regrades_reward"),)
+    run_id: Mapped[str] = _run_key()
+    trial_id: Mapped[str] = mapped_column(primary_key=True)
+    verifier: Mapped[str] = mapped_column(primary_key=True)
+    inputs: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    reward: Mapped[int | None]
+    outcome: Mapped[Json]
+    time: Mapped[float]
+
+
+class MachineRow(Base):
+    """What a run's runner found last on its machine (`schemas.machine`)."""
+
+    __tablename__ = "machines"
+    run_id: Mapped[str] = _run_key()
+    host: Mapped[str] = mapped_column(primary_key=True)
+    findings: Mapped[list[Any]]
+    facts: Mapped[Json]
+    time: Mapped[float]
+
+
 class FindingRow(Base):
     """`fault` is a `Fault`; `evidence` a list of Evidence documents."""
 

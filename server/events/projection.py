@@ -14,15 +14,33 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from ..db.models import Base, CaptureRow, EvaluationDone, FindingRow, Group, LogRow, Metric, Run, StageTimingRow, StepDone, Trial
+from ..db.models import (
+    ArchiveRow,
+    Base,
+    CaptureRow,
+    EvaluationDone,
+    FindingRow,
+    Group,
+    LogRow,
+    MachineRow,
+    Metric,
+    RegradeRow,
+    Run,
+    StageTimingRow,
+    StepDone,
+    Trial,
+)
 from ..schemas.events import (
+    ArchiveBody,
     CaptureBody,
     EvaluationBody,
     Event,
     FindingBody,
     GroupBody,
     LogBody,
+    MachineBody,
     OutcomeBody,
+    RegradeBody,
     ResumedBody,
     RunStateBody,
     StageTimingBody,
@@ -80,6 +98,20 @@ class Projection:
             case GroupBody() as body:
                 self._once(Group, (body.group_id,), f"group {body.group_id}", time=event.time, **body.model_dump(exclude={"type"}))
                 self._started_running()
+            case MachineBody() as body:
+                findings = [_plain(finding.model_dump(mode="json")) for finding in body.findings]
+                self._session.merge(
+                    MachineRow(run_id=self._run.run_id, host=body.host, findings=findings, facts=body.facts, time=event.time)
+                )
+            case FindingBody() as body:
+                self._finding(event, body)
+            case LogBody() as body:
+                self._session.merge(LogRow(run_id=self._run.run_id, name=body.name, path=_clean(body.path)))
+            case _:
+                self._apply_to_trial(event)
+
+    def _apply_to_trial(self, event: Event) -> None:
+        match event.body:
             case TrialBody() as body:
                 self._trial(event, body)
             case OutcomeBody() as body:
@@ -88,10 +120,10 @@ class Projection:
                 self._add(StageTimingRow, source=event.source, seq=event.seq, **body.model_dump(exclude={"type"}))
             case CaptureBody() as body:
                 self._once(CaptureRow, (body.trial_id,), f"the capture of {body.trial_id}", **_plain(body.model_dump(exclude={"type"})))
-            case FindingBody() as body:
-                self._finding(event, body)
-            case LogBody() as body:
-                self._session.merge(LogRow(run_id=self._run.run_id, name=body.name, path=_clean(body.path)))
+            case ArchiveBody() as body:
+                self._once(ArchiveRow, (body.trial_id,), f"the diff of {body.trial_id}", **_plain(body.model_dump(exclude={"type"})))
+            case RegradeBody() as body:
+                self._regrade(event, body)
 
     def _run_state(self, body: RunStateBody) -> None:
         """A producer may say that the run is under way. How it ended is the server's to find out; what the producer says is kept."""
@@ -156,6 +188,23 @@ class Projection:
             trial.cause, trial.failed_stage = outcome.cause, outcome.stage
         trial.evidence = [_clean(line) for line in outcome.evidence]
         _show(trial)
+
+    def _regrade(self, event: Event, body: RegradeBody) -> None:
+        trial = self._trials.get(body.trial_id)
+        if trial is None:
+            raise _Problem(f"there is no trial {body.trial_id} to regrade")
+        self._once(
+            RegradeRow,
+            (body.trial_id, body.verifier, body.inputs),
+            f"this verdict on {body.trial_id}",
+            trial_id=body.trial_id,
+            verifier=body.verifier,
+            inputs=body.inputs,
+            kind=body.outcome.kind,
+            reward=body.outcome.reward if isinstance(body.outcome, Scored) else None,
+            outcome=_deep(body.outcome.model_dump(mode="json")),
+            time=event.time,
+        )
 
     def _finding(self, event: Event, body: FindingBody) -> None:
         self._add(
@@ -223,6 +272,10 @@ def _show(trial: Trial) -> None:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: _clean(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _deep(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: [_clean(line) for line in value] if isinstance(value, list) else value for key, value in _plain(values).items()}
 
 
 def _clean(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .machine import MachineFinding
 from .outcome import Outcome, Stage
 from .states import Phase, RunState, TrialState
 
@@ -108,6 +109,36 @@ class CaptureBody(_Body):
     malformed_turns: Count = 0
 
 
+class ArchiveBody(_Body):
+    """Where the diff that a trial is graded from lies, relative to the run's directory."""
+
+    type: Literal["archive"] = "archive"
+    trial_id: Name
+    path: str
+    size: Count
+    sha256: str
+
+
+class RegradeBody(_Body):
+    """A further verdict on the archived diff of a trial. `inputs` is the SHA-256 of all that it was reached from: diff, tree, tests and
+    grader. The same inputs are graded once per verifier."""
+
+    type: Literal["regrade"] = "regrade"
+    trial_id: Name
+    verifier: Literal["separate", "shared"]
+    inputs: Name
+    outcome: Outcome
+
+
+class MachineBody(_Body):
+    """What a runner sees of the machine that it runs on; the newest one of a host counts."""
+
+    type: Literal["machine"] = "machine"
+    host: Name
+    findings: list[MachineFinding]
+    facts: dict[Name, float] = Field(default_factory=dict)
+
+
 class FindingBody(_Body):
     type: Literal["finding"] = "finding"
     detector: Name
@@ -134,6 +165,9 @@ EventBody = Annotated[
     | OutcomeBody
     | StageTimingBody
     | CaptureBody
+    | ArchiveBody
+    | RegradeBody
+    | MachineBody
     | FindingBody
     | LogBody,
     Field(discriminator="type"),
