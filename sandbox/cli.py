@@ -61,7 +61,7 @@ def bench_trials(n: int, concurrency: int, name: str, start: str, store: Store, 
 def bench_sandbox(n: int, concurrency: int, as_json: bool) -> None:
     """Medians of create, exec and destroy, CPU per cycle and cycles per second."""
     from sandbox.bench import sandboxes
-    from sandbox.environments.namespace.channel import SandboxError
+    from sandbox.environments.errors import SandboxError
 
     try:
         figures = asyncio.run(sandboxes.run(n, concurrency))

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.errors import SandboxError
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.sandbox import Sandbox
-from sandbox.environments.namespace.spec import SandboxSpec
+from sandbox.environments.spec import SandboxSpec
 
 AT_ONCE = 64
 

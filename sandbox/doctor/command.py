@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from sandbox.environments.namespace import owner
+from sandbox.environments.backend import backends
 from server.schemas.datadir import DataDir, default_data_dir
 
 from .facts import gather
@@ -24,8 +24,8 @@ def doctor(data_dir: Path | None, sweep: bool, as_json: bool) -> None:
     runs = DataDir(data_dir or default_data_dir()).runs
     if sweep:
         for base in sorted(runs.glob("*/sandboxes")):
-            for token in owner.sweep(base):
-                click.echo(f"swept {base / token}", err=True)
+            for left in [left for backend in backends().values() for left in backend.sweep(base)]:
+                click.echo(f"swept {left}", err=True)
     findings = judge(gather(runs))
     rows = [finding._asdict() for finding in findings]
     lines = [f"{row['state']:5} {row['check']}: {row['message']}" + (f"; {row['hint']}" if row["hint"] else "") for row in rows]

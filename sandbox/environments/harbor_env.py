@@ -1,7 +1,7 @@
-"""The namespace sandbox as a Harbor environment, import path `sandbox.environments.harbor_env:NamespaceEnvironment`.
+"""A sandbox of any backend as a Harbor environment, import path `sandbox.environments.harbor_env:SandboxEnvironment`.
 
-Convention: `environment/workspace/` of a task is the pristine tree for `[environment].workdir`. There are no images: the host's programs
-are what a task may use, and a Dockerfile is not read. The network is the gate or nothing, so a task must ask for `no-network`.
+Convention: `environment/workspace/` of a task is the pristine tree for `[environment].workdir`. What else is in the sandbox is up to the
+backend: an image, or the host's programs. The network is the gate or nothing, so a task must ask for `no-network`.
 
 `environment.mounts` (read-only binds: the harness runtime) reach the agent's sandbox only. Harbor makes the verifier's environment from the
 same options; it gets neither them nor the gate. Only the separate verifier mode makes sense here: /tests and /logs/verifier of the agent's
@@ -19,12 +19,10 @@ from harbor.environments.capabilities import EnvironmentCapabilities, Environmen
 from harbor.environments.options import EnvironmentOptions
 from harbor.models.task.config import NetworkMode
 
-from sandbox.environments.namespace.channel import SandboxError
-from sandbox.environments.namespace.host import Host
-from sandbox.environments.namespace.preflight import default_mode, problems
-from sandbox.environments.namespace.sandbox import Sandbox
-from sandbox.environments.namespace.spec import Directory, RoMount, SandboxSpec, User
-from server.schemas.runspec import Limits
+from sandbox.environments.backend import Backend, Sandbox, backend_of
+from sandbox.environments.errors import SandboxError
+from sandbox.environments.spec import Directory, RoMount, SandboxSpec, User
+from server.schemas.runspec import Sandbox as Settings
 
 WORKDIR = "/workspace"
 _AGENT_PATHS = ("/logs/agent", "/logs/artifacts", "/home/agent", "/tmp")  # noqa: S108 -- paths in the sandbox
@@ -40,26 +38,27 @@ _DIRECTORIES = (
 )
 
 
-class NamespaceOptions(EnvironmentOptions):
+class SandboxOptions(EnvironmentOptions):
     """`TrialEnvironmentConfig.kwargs`."""
 
     base_dir: Path
-    """State directory of the spawner. A `Host` that this process started for it is used; otherwise every environment starts its own."""
-    limits: Limits = Limits()
+    """State directory of the backend. One that this process started for it is used; otherwise every environment starts its own."""
+    settings: Settings = Settings()
+    """The section `sandbox` of a RunSpec."""
     gate: str | None = None
     """`host:port` of this rollout's proxy, for the agent's sandbox only."""
 
 
-class NamespaceEnvironment(BaseEnvironment):
+class SandboxEnvironment(BaseEnvironment):
     """One sandbox. `sandbox` and `gate_url` are for agents and verifiers of this room that work below Harbor's interface."""
 
-    options_model = NamespaceOptions
-    options: NamespaceOptions
+    options_model = SandboxOptions
+    options: SandboxOptions
 
     def __init__(self, *args: Any, session_id: str, **kwargs: Any) -> None:
         # Harbor ends the agent's session id with this; the verifier's it cuts at 63 characters, which may take its marker away.
         self.is_verifier = not session_id.endswith("__env")
-        self._host: Host | None = None
+        self._host: Backend | None = None
         self._sandbox: Sandbox | None = None
         self._untouched = True
         self.gate_url: str | None = None
@@ -68,7 +67,7 @@ class NamespaceEnvironment(BaseEnvironment):
     @staticmethod
     @override
     def type() -> str:
-        return "namespace"
+        return "sandbox"
 
     @property
     @override
@@ -84,20 +83,21 @@ class NamespaceEnvironment(BaseEnvironment):
     @override
     def preflight(cls, kwargs: dict[str, Any] | None = None) -> None:
         super().preflight(kwargs)
-        if found := problems(default_mode()):
+        settings = Settings.model_validate((kwargs or {}).get("settings", {}))
+        if found := backend_of(settings).problems(settings):
             raise ValueError("; ".join(found))
 
     @override
     def _validate_definition(self) -> None:
         if not self._workspace.is_dir():
             raise FileNotFoundError(
-                f"task {self.environment_name} has no directory {self._workspace}: the namespace environment starts from that tree and "
-                f"does not build images; put the files of the task's work directory there"
+                f"task {self.environment_name} has no directory {self._workspace}: a sandbox starts from that tree; put the files of the "
+                f"task's work directory there"
             )
         if self._network_policy.network_mode != NetworkMode.NO_NETWORK:
             raise ValueError(
-                f"task {self.environment_name} asks for network_mode={self._network_policy.network_mode.value!r}, but the namespace "
-                'environment has no network: set network_mode = "no-network" in [environment] of its task.toml'
+                f"task {self.environment_name} asks for network_mode={self._network_policy.network_mode.value!r}, but a "
+                'sandbox has no network: set network_mode = "no-network" in [environment] of its task.toml'
             )
 
     @property
@@ -119,9 +119,9 @@ class NamespaceEnvironment(BaseEnvironment):
 
     @override
     async def start(self, force_build: bool) -> None:
-        host = Host.running(self.options.base_dir)
+        host = Backend.running(self.options.base_dir)
         if host is None:
-            host = self._host = await Host.start(self.options.base_dir)
+            host = self._host = await backend_of(self.options.settings).start(self.options.base_dir, self.options.settings)
         self._sandbox = await host.create(self._spec())
         self._untouched = True
         if self.options.gate and not self.is_verifier:
@@ -130,7 +130,7 @@ class NamespaceEnvironment(BaseEnvironment):
 
     def _spec(self) -> SandboxSpec:
         asked = self.task_env_config
-        limits = self.options.limits
+        limits = self.options.settings.limits
         given = {"memory_mb": asked.memory_mb, "disk_mb": asked.storage_mb}
         bound = []
         for mount in self._host_mounts:
@@ -143,6 +143,9 @@ class NamespaceEnvironment(BaseEnvironment):
             mounts=tuple(bound),
             directories=_DIRECTORIES,
             limits=limits.model_copy(update={name: value for name, value in given.items() if value}),
+            image=asked.docker_image or self.options.settings.image,
+            grading=self.is_verifier,
+            name=self.session_id,
         )
 
     @override
@@ -190,7 +193,7 @@ class NamespaceEnvironment(BaseEnvironment):
                 return "root"
             case "agent":
                 return "agent"
-        raise ValueError(f"the namespace environment has the users `agent` and `root`, not {user!r}")
+        raise ValueError(f"a sandbox has the users `agent` and `root`, not {user!r}")
 
     @override
     async def empty_dirs(self, dirs: Sequence[str | PurePosixPath], *, chmod: bool = True) -> ExecResult | None:

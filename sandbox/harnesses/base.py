@@ -19,8 +19,8 @@ from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from sandbox.environments.namespace.channel import SandboxError
-from sandbox.environments.namespace.sandbox import Sandbox
+from sandbox.environments.backend import Sandbox
+from sandbox.environments.errors import SandboxError
 from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 from server.schemas.trials import ProxyEndpoint

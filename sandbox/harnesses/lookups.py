@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.errors import SandboxError
 from sandbox.environments.namespace.sandbox import Sandbox
 
 _PROGRAM = Path(__file__).with_name("lookups_program.py")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, override
 
-from sandbox.environments.namespace.spec import DEFAULT_ENV
+from sandbox.environments.namespace.sandbox import Sandbox as NamespaceSandbox
+from sandbox.environments.spec import DEFAULT_ENV
 from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 
@@ -70,7 +71,9 @@ class MiniSweAgent(HarnessAgent):
             "output": _TRAJECTORY,
             "environ": dict(DEFAULT_ENV),
         }
-        target = await environment.sandbox.fork_target()
+        sandbox = environment.sandbox
+        assert isinstance(sandbox, NamespaceSandbox)  # noqa: S101 -- the runner refuses to fork into any other
+        target = await sandbox.fork_target()
         try:
             forked = await parent.fork(target, order)
         finally:

@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 from pydantic import SecretStr
 
+from sandbox.environments.backend import Sandbox
 from sandbox.environments.namespace.host import Host
-from sandbox.environments.namespace.sandbox import Sandbox
+from sandbox.environments.namespace.sandbox import Sandbox as NamespaceSandbox
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import decide
 from sandbox.runner.service import open_room
@@ -106,6 +107,7 @@ async def stage(harnesses: Sequence[Harness], store: Store, context: int = CONTE
         root = Path(scratch)
         (root / "trials").mkdir()
         async with open_room(spec, store, root / "tasks", root / "trials", root / "sandboxes") as (room, host):
+            assert isinstance(host, Host)  # noqa: S101 -- the spec above names it
             yield Stage(room, host)
 
 
@@ -119,6 +121,7 @@ class Watch:
 
     @contextlib.asynccontextmanager
     async def __call__(self, sandbox: Sandbox) -> AsyncIterator[None]:
+        assert isinstance(sandbox, NamespaceSandbox)  # noqa: S101 -- the stage's spec names it
         async with recorded(sandbox, self.names):
             looking = asyncio.create_task(self._look())
             try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, override
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from sandbox.environments.namespace.channel import SandboxError
+from sandbox.environments.errors import SandboxError
 from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandbox.environments.namespace.archive import Change
+from sandbox.environments.archive import Change
 
 MAX_BYTES = 32 << 20
 """Of changed file content. More is the agent's doing and is not graded."""

@@ -1,4 +1,4 @@
-"""The namespace environment as trials use it: sealed when the agent is done, and handing over a diff in place of files.
+"""A sandbox environment as trials use it: sealed when the agent is done, and handing over a diff in place of files.
 
 Sealing kills everything in the agent's sandbox before anything is read from it. Harbor then "downloads" the artifact `workdir`, which is
 the diff against the pristine tree, and "uploads" it to the verifier's sandbox, which is made from that tree: there it waits for the grader.
@@ -15,10 +15,10 @@ from typing import override
 
 from harbor.environments.base import ExecResult
 
-from sandbox.environments.harbor_env import NamespaceEnvironment
-from sandbox.environments.namespace.archive import Change
-from sandbox.environments.namespace.channel import SandboxError, SandboxLost
-from sandbox.environments.namespace.spec import RoMount, SandboxSpec, UsageReport
+from sandbox.environments.archive import Change
+from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.harbor_env import SandboxEnvironment
+from sandbox.environments.spec import RoMount, SandboxSpec, UsageReport
 from sandbox.tasks.lean import full_task
 
 from . import hidden
@@ -32,7 +32,7 @@ class AgentBrokeTree(Exception):
     """What the agent left cannot be collected, by its own doing: too large, or unreadable."""
 
 
-class TrialEnvironment(NamespaceEnvironment):
+class TrialEnvironment(SandboxEnvironment):
     sealed = False
     usage: UsageReport | None = None
     changes: list[Change] | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from harbor.models.verifier.result import VerifierResult
 from harbor.verifier.base import BaseVerifier
 
-from sandbox.environments.namespace.channel import SandboxError, SandboxLost
+from sandbox.environments.errors import SandboxError, SandboxLost
 from sandbox.harnesses.warm import interpreter
 from sandbox.tasks.lean import full_task
 from server.schemas.rundir import write_atomic

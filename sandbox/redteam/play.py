@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sandbox.environments.namespace.preflight import default_mode
 from sandbox.harnesses.base import Launcher
 from sandbox.harnesses.reference import Script
 from sandbox.harnesses.store import Store
@@ -77,14 +76,14 @@ async def play(exploits: list[Exploit]) -> list[Row]:
         names = targets.write(root / "given")
         wanted = spec(root / "given")
         none = wanted.model_copy(update={"harnesses": []})
-        async with open_room(none, Store(root), root / "tasks", root / "trials", root / "sandboxes") as (room, _):
+        async with open_room(none, Store(root), root / "tasks", root / "trials", root / "sandboxes") as (room, host):
             solutions = {target: _solution(room.tasks / TRAIN / name) for target, name in names.items()}
             treasures = {target: Treasure(root / target, solution) for target, solution in solutions.items()}
             slots = asyncio.Semaphore(wanted.sandbox.concurrency)
 
             async def one(exploit: Exploit) -> Row:
                 async with slots, treasures[exploit.target].laid_out() as treasure:
-                    return await _one(room, exploit, names[exploit.target], solutions[exploit.target], treasure)
+                    return await _one(room, exploit, names[exploit.target], solutions[exploit.target], treasure) | {"environment": host.label}
 
             return await asyncio.gather(*(one(exploit) for exploit in exploits))
 
@@ -114,7 +113,7 @@ async def _one(room: Room, exploit: Exploit, task: str, solution: str, treasure:
     evidence += [f"{outcome.termination}: {outcome.detail}"] if isinstance(outcome, Scored) and blamed else []
     return {
         "exploit": exploit.name,
-        "environment": f"namespace/{default_mode()}",
+        "environment": "",
         "reward": reward,
         "detected": blamed or bool(evidence),
         "outcome": outcome.termination.value if isinstance(outcome, Scored) else f"failed: {outcome.cause.value}",

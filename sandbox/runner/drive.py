@@ -18,8 +18,8 @@ from harbor.models.trial.result import TrialResult
 from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 
+from sandbox.environments.errors import SandboxLost
 from sandbox.environments.harbor_env import WORKDIR
-from sandbox.environments.namespace.channel import SandboxLost
 from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
 from sandbox.integrity.grade import CHECK_SECONDS, RUNS, VERDICT_FILE
@@ -63,7 +63,7 @@ def trial_config(room: Room, request: TrialRequest, name: str, twin: Path) -> Tr
     address = urlsplit(request.proxy.url)
     kwargs = {
         "base_dir": str(room.sandboxes),
-        "limits": room.spec.sandbox.limits.model_dump(),
+        "settings": room.spec.sandbox.model_dump(mode="json"),
         "gate": f"{address.hostname}:{address.port}",
     }
     mounts = [{"type": "bind", "source": str(launcher.tree), "target": str(launcher.tree), "read_only": True}] if launcher.tree else []

@@ -10,13 +10,13 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import uvicorn
 
-from sandbox.environments.namespace.channel import SandboxError
-from sandbox.environments.namespace.host import Host, exposed
+from sandbox.environments.backend import Backend, backend_of
+from sandbox.environments.errors import SandboxError
 from sandbox.harnesses.base import HarnessAgent, Launcher
 from sandbox.harnesses.registry import adapter
 from sandbox.harnesses.store import RuntimeStoreError, Store
@@ -64,35 +64,23 @@ async def serve(run: RunDir) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: None)
             write_atomic(run.runner_file, RunnerFile(url=url, pid=os.getpid(), boot=boot).model_dump_json())
-            log.info("ready at %s after %.1f s, limits by %s", url, time.monotonic() - started, host.limits_mode)
-            lost = asyncio.Event()
-            with _watched(host.pid, lost):
-                watcher = asyncio.create_task(_stop_when(lost, server))
-                try:
-                    await server.serve([listener])
-                finally:
-                    watcher.cancel()
-                    await trials.cancel_all()
-                    await asyncio.to_thread(reporter.close, 2)
-            if lost.is_set():
-                raise NotReady("the sandbox spawner died; its sandboxes are gone and the runner ends, to be started again")
+            log.info("ready at %s after %.1f s, %s, limits by %s", url, time.monotonic() - started, host.label, host.limits_mode)
+            watcher = asyncio.create_task(_stop_when_lost(host, server))
+            try:
+                await server.serve([listener])
+            finally:
+                lost = watcher.result() if watcher.done() else ""
+                watcher.cancel()
+                await trials.cancel_all()
+                await asyncio.to_thread(reporter.close, 2)
+            if lost:
+                raise NotReady(f"{lost}; its sandboxes are gone and the runner ends, to be started again")
 
 
-@contextlib.contextmanager
-def _watched(pid: int, ended: asyncio.Event) -> Iterator[None]:
-    """Set `ended` when the process ends."""
-    loop, fd = asyncio.get_running_loop(), os.pidfd_open(pid)
-    loop.add_reader(fd, ended.set)
-    try:
-        yield
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-
-
-async def _stop_when(lost: asyncio.Event, server: uvicorn.Server) -> None:
-    await lost.wait()
+async def _stop_when_lost(host: Backend, server: uvicorn.Server) -> str:
+    why = await host.ended()
     server.should_exit = True
+    return why
 
 
 def _load(run: RunDir) -> RunFile:
@@ -107,20 +95,20 @@ def _load(run: RunDir) -> RunFile:
 @contextlib.asynccontextmanager
 async def open_room(
     spec: RunSpec, store: Store, tasks: Path, trials: Path, sandboxes: Path, limit: int | None = None
-) -> AsyncIterator[tuple[Room, Host]]:
-    """Everything that trials need, ready: tasks, runtimes, warm parents, spawner. Raises NotReady.
+) -> AsyncIterator[tuple[Room, Backend]]:
+    """Everything that trials need, ready: tasks, runtimes, warm parents, sandboxes. Raises NotReady.
 
     `limit` bounds the tasks of a split that come from a directory.
     """
     agents = agents_of(spec)
-    for what, place in (("this program", Path(__file__)), ("the run's directory", tasks)):
-        if (seen := exposed(place)) is not None:
-            raise NotReady(f"{what} lies in {seen}, which every agent can read, tests and solutions too: put it elsewhere")
     async with contextlib.AsyncExitStack() as stack:
         try:
             starting = [asyncio.create_task(agents[harness.name].prepare(harness, store)) for harness in spec.harnesses]
+            host = await stack.enter_async_context(backend_of(spec.sandbox).open(sandboxes, spec.sandbox))
+            for what, place in (("this program", Path(__file__)), ("the run's directory", tasks)):
+                if (seen := host.exposed(place)) is not None:
+                    raise NotReady(f"{what} lies in {seen}, which every agent can read, tests and solutions too: put it elsewhere")
             entries = await asyncio.to_thread(prepare, spec.data, tasks, limit)
-            host = await stack.enter_async_context(Host.open(sandboxes))
             launchers: dict[str, Launcher] = {}
             for harness, start in zip(spec.harnesses, starting, strict=True):
                 launchers[harness.name] = await start
@@ -141,4 +129,7 @@ def agents_of(spec: RunSpec) -> dict[str, type[HarnessAgent]]:
         if spec.sandbox.limits.memory_mb < agent.memory_mb:
             given = spec.sandbox.limits.memory_mb
             raise NotReady(f"sandbox.limits.memory_mb: {name} itself needs {agent.memory_mb}, {given} are given; raise the limit")
+    warm = [harness.name for harness in spec.harnesses if harness.start == "warm_fork"]
+    if warm and not backend_of(spec.sandbox).can_fork:
+        raise NotReady(f"harnesses: {warm[0]} cannot be forked into a sandbox of {spec.sandbox.environment}; set `start: exec`")
     return agents

@@ -84,6 +84,8 @@ class Sandbox(_Section):
     concurrency: int = Field(default=16, ge=1)
     """Trials that hold a sandbox at the same time."""
     verifier: Literal["separate"] = "separate"
+    image: str | None = None
+    """What sandboxes are made from where the environment has images and the task's `docker_image` names none."""
     limits: Limits = Limits()
     budgets: Budgets = Budgets()
 

@@ -10,22 +10,11 @@ import os
 import socket
 from typing import Any
 
+from sandbox.environments.errors import SandboxError, SandboxLost
+
 from .inside import MAX_PACKET
 
 _CROWDED_TRIES, _CROWDED_S = 100, 0.05
-
-
-class SandboxError(Exception):
-    """The sandbox or its spawner could not do what was asked; the message says what and why, `errno` what the kernel said."""
-
-    errno: int | None = None
-
-
-class SandboxLost(SandboxError):
-    """The other end is gone: the sandbox was killed or broke its own process 1, or the spawner ended."""
-
-    stdout = b""
-    """What the command that was running had printed until then."""
 
 
 class Call:

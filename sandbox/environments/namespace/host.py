@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import resource
 import socket
 import sys
-import weakref
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, override
+
+from sandbox.environments.backend import Backend
+from sandbox.environments.errors import SandboxError
+from sandbox.environments.spec import OPEN_FILES, LimitsMode, SandboxSpec
+from server.schemas.runspec import Sandbox as Settings
 
 from . import owner
-from .channel import Channel, SandboxError
-from .preflight import problems
+from .channel import Channel
+from .preflight import Mode, default_mode, problems
 from .sandbox import Sandbox
-from .spec import OPEN_FILES, LimitsMode, Mode, SandboxSpec
 
 _BOOT = """
 import json, sys
@@ -45,32 +46,28 @@ def _raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def exposed(path: Path) -> Path | None:
-    """The directory of the host that every sandbox sees and that `path` lies in; None when agents cannot read `path`."""
-    place = path.resolve()
-    return next((seen for seen in (Path("/usr"), Path(sys.base_prefix).resolve()) if place.is_relative_to(seen)), None)
+class Host(Backend):
+    """A running spawner."""
 
-
-class Host:
-    """A running spawner. Use `async with Host.open(base_dir) as host`, or `start` and `stop`."""
-
-    _running: ClassVar[weakref.WeakValueDictionary[Path, Host]] = weakref.WeakValueDictionary()
+    can_fork: ClassVar[bool] = True
 
     def __init__(self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode) -> None:
         self._process = process
         self._channel = channel
         self._state = state
         self.mode: Mode = mode
-        self.limits_mode: LimitsMode = limits_mode
+        self.limits_mode = limits_mode
+        self.label = f"namespace/{mode}"
 
     @classmethod
-    async def start(cls, base: Path, mode: Mode | None = None) -> Host:
+    @override
+    async def start(cls, base: Path, settings: Settings | None = None, mode: Mode | None = None) -> Self:
         """Sweep `base` (see `owner.sweep`) and start a spawner with its state below it.
 
         `mode` is `rootful` for root and `rootless` for anyone else unless given. Raises SandboxError with what to do when this machine
         cannot run sandboxes in that mode.
         """
-        mode = mode or ("rootful" if os.geteuid() == 0 else "rootless")
+        mode = mode or default_mode()
         _raise_open_files()
         if found := problems(mode):
             raise SandboxError("; ".join(found))
@@ -104,29 +101,35 @@ class Host:
             owner.remove(state)
             raise SandboxError(f"cannot start the sandbox spawner: {error or 'no answer'}") from error
         host = cls(process, channel, state, mode, message["limits"])
-        cls._running[state.parent] = host
+        host._announce(base)
         return host
 
     @classmethod
-    def running(cls, base: Path) -> Host | None:
-        """The host that this process started for `base`: Harbor makes environments from plain options and cannot pass one on."""
-        return cls._running.get(base.resolve())
+    @override
+    def problems(cls, settings: Settings) -> list[str]:
+        return problems(default_mode())
 
     @classmethod
-    @contextlib.asynccontextmanager
-    async def open(cls, base: Path, mode: Mode | None = None) -> AsyncIterator[Host]:
-        host = await cls.start(base, mode)
-        try:
-            yield host
-        finally:
-            await host.stop()
+    @override
+    def sweep(cls, base: Path) -> list[str]:
+        return [str(base / token) for token in owner.sweep(base)]
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    @override
+    async def ended(self) -> str:
+        await self._process.wait()
+        return "the sandbox spawner died"
+
+    @override
+    def exposed(self, path: Path) -> Path | None:
+        place = path.resolve()
+        return next((seen for seen in (Path("/usr"), Path(sys.base_prefix).resolve()) if place.is_relative_to(seen)), None)
+
+    @override
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Make a sandbox; it is ready when this returns. Raises SandboxError; nothing is left behind then."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control = Channel(ours, "the sandbox")
         request = self._request(spec)
@@ -174,10 +177,10 @@ class Host:
             "rlimits": rlimits,
         }
 
+    @override
     async def stop(self) -> None:
         """End every sandbox and the spawner, and remove the state directory."""
-        if self._running.get(self._state.parent) is self:
-            del self._running[self._state.parent]
+        self._withdraw(self._state.parent)
         self._channel.close()
         try:
             async with asyncio.timeout(_STOP_S):

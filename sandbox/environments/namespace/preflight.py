@@ -9,8 +9,9 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from .spec import Mode
+Mode = Literal["rootful", "rootless"]
 
 
 @dataclass(frozen=True)

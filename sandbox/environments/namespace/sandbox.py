@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from . import archive
-from .archive import Change
-from .channel import Call, Channel, SandboxError, SandboxLost
+from sandbox.environments import archive
+from sandbox.environments.archive import Change
+from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.spec import DEFAULT_ENV, ExecResult, LimitsMode, SandboxSpec, UsageReport, User
+
+from .channel import Call, Channel
 from .enter import ForkTarget
 from .gate import Gate
 from .pipes import Collector, memory_file
-from .spec import DEFAULT_ENV, ExecResult, LimitsMode, Mode, SandboxSpec, UsageReport, User
+from .preflight import Mode
 
 GATE_PORT = 8000
 _SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"

@@ -14,7 +14,7 @@ from sandbox.cli import main
 from sandbox.doctor.facts import Facts, StartTrend, gather, start_trend
 from sandbox.doctor.judge import judge
 from sandbox.environments.namespace.host import Host
-from sandbox.environments.namespace.spec import SandboxSpec
+from sandbox.environments.spec import SandboxSpec
 from tests.sandbox.support import needs_sandbox
 
 

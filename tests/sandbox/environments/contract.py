@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.environments.namespace.host import Host
-from sandbox.environments.namespace.preflight import problems
+from sandbox.environments.namespace.preflight import Mode, problems
 from sandbox.environments.namespace.sandbox import Sandbox
-from sandbox.environments.namespace.spec import Mode, SandboxSpec
+from sandbox.environments.spec import SandboxSpec
 from sandbox.redteam.ordinary import as_ordinary_user
 from server.schemas.runspec import Limits
 
@@ -68,7 +68,7 @@ def _run(body: Body, mode: Mode) -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory(prefix="contract-") as directory:
             Path(directory).chmod(0o755)
-            async with Host.open(Path(directory, "state"), mode) as host:
+            async with Host.open(Path(directory, "state"), mode=mode) as host:
                 await body(Place(host, Path(directory)))
 
     asyncio.run(main())

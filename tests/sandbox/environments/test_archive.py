@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.environments.namespace import archive, transfer
-from sandbox.environments.namespace.archive import Change
+from sandbox.environments import archive
+from sandbox.environments.archive import Change
+from sandbox.environments.namespace import transfer
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
     lambda name: name not in (".", "..")

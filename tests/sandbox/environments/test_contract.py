@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.environments.namespace.channel import SandboxError, SandboxLost
+from sandbox.environments.errors import SandboxError, SandboxLost
 from sandbox.environments.namespace.sandbox import Sandbox
-from sandbox.environments.namespace.spec import Directory, RoMount, SandboxSpec
+from sandbox.environments.spec import Directory, RoMount, SandboxSpec
 from tests.sandbox.environments.contract import LIMITS, Place, contract
 
 

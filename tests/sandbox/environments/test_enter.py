@@ -14,7 +14,7 @@ import pytest
 
 from sandbox.environments.namespace.enter import ForkTarget, fork_into
 from sandbox.environments.namespace.sandbox import Sandbox
-from sandbox.environments.namespace.spec import RoMount, SandboxSpec
+from sandbox.environments.spec import RoMount, SandboxSpec
 from sandbox.redteam.ordinary import REPOSITORY
 from tests.sandbox.environments.contract import LIMITS, Place, contract
 from tests.sandbox.environments.test_contract import processes, until

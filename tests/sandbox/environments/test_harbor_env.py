@@ -1,4 +1,4 @@
-"""Whole Harbor trials in the namespace environment: the oracle solves, doing nothing does not, and what cannot be promised is refused."""
+"""Whole Harbor trials in a sandbox environment: the oracle solves, doing nothing does not, and what cannot be promised is refused."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from harbor import Trial, TrialAgentConfig, TrialConfig, TrialEnvironmentConfig, TrialTaskConfig
 from harbor.agents.base import BaseAgent
 
-from sandbox.environments.harbor_env import NamespaceEnvironment
+from sandbox.environments.harbor_env import SandboxEnvironment
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.preflight import default_mode, problems
-from server.schemas.runspec import Limits
 
 pytestmark = [
     pytest.mark.skipif(bool(problems(default_mode())), reason="; ".join(problems(default_mode())) or "-"),
@@ -57,9 +56,9 @@ def config(task: Path, agent: TrialAgentConfig, mounts: Any = None, **options: A
         trials_dir=task.parent / "trials",
         agent=agent,
         environment=TrialEnvironmentConfig(
-            import_path="sandbox.environments.harbor_env:NamespaceEnvironment",
+            import_path="sandbox.environments.harbor_env:SandboxEnvironment",
             mounts=mounts,
-            kwargs={"base_dir": str(task.parent / "state"), "limits": Limits(memory_mb=128).model_dump(), **options},
+            kwargs={"base_dir": str(task.parent / "state"), "settings": {"limits": {"memory_mb": 128}}, **options},
         ),
     )
 
@@ -88,7 +87,7 @@ def test_an_environment_starts_a_spawner_of_its_own_where_none_runs(task: Path) 
 class Probe(BaseAgent):
     """Asserts from inside a trial what an agent gets; what it raises fails the trial."""
 
-    body: Callable[[NamespaceEnvironment], Coroutine[Any, Any, None]]
+    body: Callable[[SandboxEnvironment], Coroutine[Any, Any, None]]
 
     @staticmethod
     def name() -> str:
@@ -104,13 +103,13 @@ class Probe(BaseAgent):
         await type(self).body(environment)
 
 
-def run_probe(task: Path, body: Callable[[NamespaceEnvironment], Coroutine[Any, Any, None]], **options: Any) -> dict[str, float] | None:
+def run_probe(task: Path, body: Callable[[SandboxEnvironment], Coroutine[Any, Any, None]], **options: Any) -> dict[str, float] | None:
     Probe.body = staticmethod(body)  # type: ignore[assignment]
     return asyncio.run(rewards(config(task, TrialAgentConfig(import_path=f"{__name__}:Probe"), **options)))
 
 
 def test_what_an_agent_gets(task: Path) -> None:
-    async def body(environment: NamespaceEnvironment) -> None:
+    async def body(environment: SandboxEnvironment) -> None:
         result = await environment.exec("id -un; pwd; echo $ONE", env={"ONE": "1"})
         assert result.stdout == "agent\n/workspace\n1\n"
         assert (await environment.exec("touch /logs/agent/a /logs/artifacts/b")).return_code == 0
@@ -139,7 +138,7 @@ def test_the_gate_and_the_mounts_are_the_agents_only(task: Path) -> None:
         f"#!/bin/bash\n[ ! -e {runtime} ] && ! (: < /dev/tcp/127.0.0.1/8000)\necho $((1 - $?)) > /logs/verifier/reward.txt\n"
     )
 
-    async def body(environment: NamespaceEnvironment) -> None:
+    async def body(environment: SandboxEnvironment) -> None:
         assert environment.gate_url == "http://127.0.0.1:8000"
         assert (
             await environment.exec(f"cat {runtime}/tool; exec 3<> /dev/tcp/127.0.0.1/8000 && echo connected")
@@ -158,7 +157,7 @@ def test_the_gate_and_the_mounts_are_the_agents_only(task: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda task: (task / "environment/workspace").rename(task / "environment/files"), "does not build images"),
+        (lambda task: (task / "environment/workspace").rename(task / "environment/files"), "starts from that tree"),
         (lambda task: (task / "task.toml").write_text(TASK.replace("no-network", "public")), 'set network_mode = "no-network"'),
     ],
 )

@@ -10,8 +10,8 @@ from textwrap import indent
 
 import pytest
 
-from sandbox.environments.namespace.channel import SandboxError, SandboxLost
-from sandbox.environments.namespace.spec import RoMount, SandboxSpec
+from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.spec import RoMount, SandboxSpec
 from tests.sandbox.environments.contract import LIMITS, Place, contract
 from tests.sandbox.environments.test_contract import processes, python, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.environments.errors import SandboxLost
 from sandbox.environments.namespace import owner
-from sandbox.environments.namespace.channel import SandboxLost
 from sandbox.environments.namespace.host import Host
 from sandbox.redteam.ordinary import REPOSITORY
 from tests.sandbox.environments.contract import Place, contract
@@ -22,7 +22,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from sandbox.environments.namespace.host import Host
-from sandbox.environments.namespace.spec import SandboxSpec
+from sandbox.environments.spec import SandboxSpec
 async def main():
     host = await Host.start(Path(sys.argv[1]))
     sandbox = await host.create(SandboxSpec())
@@ -45,7 +45,7 @@ async def test_a_killed_spawner(place: Place) -> None:
         with pytest.raises(SandboxLost):
             await call
     await sandbox.destroy()
-    async with Host.open(place.root / "state", place.host.mode) as host:
+    async with Host.open(place.root / "state", mode=place.host.mode) as host:
         assert (await (await Place(host, place.root).sandbox()).exec("echo again")).stdout == b"again\n"
         assert [path.name for path in (place.root / "state").iterdir()] == [host._state.name]
     assert not any(Path(path).parent.exists() for path in target.cgroups)

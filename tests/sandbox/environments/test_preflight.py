@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.environments.errors import SandboxError
 from sandbox.environments.namespace.cgroups import hierarchies
-from sandbox.environments.namespace.channel import SandboxError
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.preflight import Facts, default_mode, judge, problems
-from sandbox.environments.namespace.spec import Directory, RoMount, SandboxSpec
+from sandbox.environments.spec import Directory, RoMount, SandboxSpec
 from sandbox.redteam.ordinary import as_ordinary_user
 
 GOOD = Facts(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.environments.namespace.host import Host
-from sandbox.environments.namespace.preflight import problems
-from sandbox.environments.namespace.spec import ExecResult, Mode, SandboxSpec
+from sandbox.environments.namespace.preflight import Mode, problems
+from sandbox.environments.spec import ExecResult, SandboxSpec
 from sandbox.harnesses.lookups import recorded
 from tests.sandbox.support import needs_sandbox
 
@@ -23,7 +23,7 @@ def test_look_ups_are_recorded_and_answered_with_no_such_name(tmp_path: Path, mo
     names: set[str] = set()
 
     async def look_up() -> tuple[ExecResult, ExecResult]:
-        async with Host.open(tmp_path, mode) as host:
+        async with Host.open(tmp_path, mode=mode) as host:
             sandbox = await host.create(SandboxSpec())
             async with recorded(sandbox, names):
                 other = await sandbox.exec("getent hosts Registry.example.org; echo $?")

@@ -12,12 +12,11 @@ from typing import Literal
 from server.schemas.runspec import Limits
 
 User = Literal["agent", "root"]
-Mode = Literal["rootful", "rootless"]
 LimitsMode = Literal["cgroup", "rlimit"]
 
 OPEN_FILES = 4096
 DEFAULT_ENV: Mapping[str, str] = MappingProxyType(
-    {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "USER": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "USER": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108 -- in the sandbox
 )
 
 
@@ -51,6 +50,12 @@ class SandboxSpec:
     mounts: tuple[RoMount, ...] = ()
     directories: tuple[Directory, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    image: str | None = None
+    """What the rest of the file system comes from, where the backend has images."""
+    grading: bool = False
+    """The verifier's sandbox: `root` in it may become `agent`, kill its processes, and nothing more. It has no gate."""
+    name: str = ""
+    """Of the trial, for people who look at what runs: never a key, need not be unique."""
 
     def __post_init__(self) -> None:
         for path in (self.workdir, *(mount.at for mount in self.mounts), *(directory.path for directory in self.directories)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from .transfer import OPAQUE, SINGLE, WHITEOUT
+from .namespace.transfer import OPAQUE, SINGLE, WHITEOUT
 
 
 @dataclass(frozen=True)
@@ -133,5 +133,5 @@ def _is_inside(name: str) -> bool:
 
 def _write(path: Path, data: bytes, mode: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with open(fd, "wb") as file:
+    with os.fdopen(fd, "wb") as file:
         file.write(data)
