@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +21,6 @@ from .store import RuntimeMissing, RuntimeStoreError, Store
 
 if TYPE_CHECKING:
     from .verify import Verification
-
-BUILT_IN = {"terminus-2": "2.0.0"}
-"""Part of the installed Harbor; nothing to fetch. It works in the host's tmux."""
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _folder = click.Path(file_okay=False, path_type=Path)
@@ -43,10 +39,9 @@ def store_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _named(names: tuple[str, ...]) -> list[str]:
-    known = [*PINS, *BUILT_IN]
-    if unknown := [name for name in names if name not in known]:
-        raise click.ClickException(f"no harness {unknown[0]}; known are {', '.join(known)}")
-    return list(names) or known
+    if unknown := [name for name in names if name not in PINS]:
+        raise click.ClickException(f"no harness {unknown[0]}; known are {', '.join(PINS)}")
+    return list(names or PINS)
 
 
 @click.group()
@@ -63,9 +58,6 @@ def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: 
     """Fetch and check runtimes (all, or those named), once: no trial fetches anything."""
     rows = []
     for name in _named(names):
-        if name in BUILT_IN:
-            rows.append({"name": name, "version": BUILT_IN[name], "path": "part of Harbor"})
-            continue
         pin = PINS[name]
         if again or not store.tree(pin).is_dir():
             click.echo(f"installing {pin.name} {pin.version} …", err=True)
@@ -81,7 +73,7 @@ def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: 
 @as_json_option
 def harness_list(store: Store, as_json: bool) -> None:
     """What is pinned, and whether it is installed."""
-    rows = [_state(store, pin, deep=False) for pin in PINS.values()] + [_built_in(name) for name in BUILT_IN]
+    rows = [_state(store, pin, deep=False) for pin in PINS.values()]
     click.echo(json.dumps(rows) if as_json else "\n".join(f"{row['name']:16} {row['version']:10} {row['state']}" for row in rows))
 
 
@@ -97,12 +89,6 @@ def _state(store: Store, pin: Pin, deep: bool) -> dict[str, Any]:
     return {"name": pin.name, "version": pin.version, "state": state, "installed": state != "missing", "path": path, "problem": problem}
 
 
-def _built_in(name: str) -> dict[str, Any]:
-    problem = "" if shutil.which("tmux") else f"{name} works in tmux, which is not installed here: `apt-get install tmux`"
-    state = "no tmux" if problem else "installed"
-    return {"name": name, "version": BUILT_IN[name], "state": state, "installed": True, "path": "", "problem": problem}
-
-
 @harness.command("verify")
 @click.argument("names", nargs=-1)
 @click.option("--bytes", "only_bytes", is_flag=True, help="Compare bytes only; run nothing.")
@@ -115,7 +101,7 @@ def harness_verify(names: tuple[str, ...], only_bytes: bool, store: Store, as_js
     network but the proxy, against a scripted policy, while every host it looks up is recorded. Exit status 1 when anything is wrong.
     """
     wanted = _named(names)
-    states = [_state(store, PINS[name], deep=True) if name in PINS else _built_in(name) for name in wanted]
+    states = [_state(store, PINS[name], deep=True) for name in wanted]
     if not names:
         states = [row for row in states if row["state"] != "missing"]
     if only_bytes or any(row["problem"] for row in states):

@@ -12,8 +12,9 @@ from server.schemas.runspec import Harness
 
 from .base import AGENT_LOGS, HarnessAgent, Launcher
 from .pins import MINI_SWE_AGENT, Pin
+from .selfcontained import python_of
 from .store import Store
-from .warm import WarmParent, interpreter
+from .warm import WarmParent
 
 _PROGRAM = Path(__file__).with_name("mini_parent.py")
 _TRAJECTORY = f"{AGENT_LOGS}/trajectory.json"
@@ -83,7 +84,7 @@ class MiniSweAgent(HarnessAgent):
         (self.logs_dir / "harness.log").write_bytes(output)
 
     async def _exec(self, instruction: str, environment: TrialEnvironment) -> None:
-        command = [interpreter(), "-I", "-B", "-c", _CLI, str(self.tree), "-m", "openai/policy"]
+        command = [python_of(self.tree), "-I", "-B", "-c", _CLI, str(self.tree), "-m", "openai/policy"]
         command += ["-y", "--exit-immediately", "-l", "0", "-c", "mini.yaml", "-o", _TRAJECTORY]
         command += ["-c", f"model.model_kwargs.api_base={self.api_url(environment, '/v1')}"]
         env = _CLI_SETTINGS | {"OPENAI_API_KEY": self.rollout.proxy.key.get_secret_value()}

@@ -10,7 +10,7 @@ from sandbox.integrity.environment import TrialEnvironment
 
 from .base import HarnessAgent
 from .pins import OPENHANDS, Pin
-from .warm import interpreter
+from .selfcontained import python_of
 
 _PROGRAM = Path(__file__).with_name("openhands_program.py")
 _SETTINGS = {
@@ -40,5 +40,5 @@ class OpenHands(HarnessAgent):
             "max_input_tokens": max(1, self.rollout.context - self.rollout.max_output_tokens),
         }
         # `-I`: what the task has in its work directory is not imported, and the agent's own programs do not inherit the rule.
-        argv = [interpreter(), "-I", "-B", "-c", _PROGRAM.read_text(encoding="utf-8"), str(self.tree)]
+        argv = [python_of(self.tree), "-I", "-B", "-c", _PROGRAM.read_text(encoding="utf-8"), str(self.tree)]
         await self.start(environment, argv, _SETTINGS, json.dumps(order))

@@ -2,8 +2,11 @@
 
 Updating one: the Python harnesses, `uv pip compile --generate-hashes --no-annotate --no-header --python-version 3.12` of
 `mini-swe-agent==VERSION` into `mini_swe_agent.lock`, or of `openhands-sdk==VERSION` with `openhands-tools==VERSION` into
-`openhands.lock`; the others, the `dist.integrity` that `npm view PACKAGE@VERSION` shows for the x86-64 Linux package, which holds the
-native program that the harness's wrapper package would start.
+`openhands.lock`; the npm ones, the `dist.integrity` that `npm view PACKAGE@VERSION` shows for the x86-64 Linux package, which holds the
+native program that the harness's wrapper package would start; Terminus 2, whose own code is in the pinned Harbor, the SHA-256 of the Debian
+packages of tmux that `apt-get download` brings.
+
+All are for x86-64 Linux.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ class PythonPin:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the tree's content: the lock and the interpreter that byte-compiles it."""
-        return hashlib.sha256(self.lock.read_bytes() + (sys.implementation.cache_tag or "").encode()).hexdigest()
+        """SHA-256 of what decides the tree's content: the lock, the kind of Python, and how a tree is laid out."""
+        return hashlib.sha256(self.lock.read_bytes() + f"{sys.implementation.cache_tag}, with its own Python".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,24 @@ class NpmPin:
         return hashlib.sha256(json.dumps([self.package, self.published or self.version, self.integrity]).encode()).hexdigest()
 
 
-Pin = PythonPin | NpmPin
+@dataclass(frozen=True)
+class DebianPin:
+    """A program of a Debian package and the packages of its libraries, as (name, version, SHA-256 of the archive).
+
+    The C library is not among them: it gets fixes at any time, and the one of the machine that installs is as good.
+    """
+
+    name: str
+    version: str
+    program: str
+    packages: tuple[tuple[str, str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps([self.program, *self.packages]).encode()).hexdigest()
+
+
+Pin = PythonPin | NpmPin | DebianPin
 
 MINI_SWE_AGENT = PythonPin("mini-swe-agent", "2.4.6", Path(__file__).with_name("mini_swe_agent.lock"))
 CLAUDE_CODE = NpmPin(
@@ -72,5 +92,16 @@ CODEX = NpmPin(
     "sha512-l66NZkQgdk2C3pbcfULDz42yEUB581MVA6I+Y43Wp4OIqEy73HCdmZ0GTjeAHY2ycuH4N00d9VsLrwT1jxshTw==",
     published="0.171.0-linux-x64",
 )
+TERMINUS_2 = DebianPin(
+    "terminus-2",
+    "2.0.0",
+    "usr/bin/tmux",
+    (
+        ("tmux", "3.3a-3", "6bd1558face5e145d66d72c9557cbc7ff5ad66701e94dcd568e6daf081269018"),
+        ("libevent-core-2.1-7", "2.1.12-stable-8", "4cebf4a24fb222ddbc5569df9960c5ff2da8b7ed71a02e13c79a59dcaf3b518a"),
+        ("libutempter0", "1.2.1-3", "e2bf3c7fb0ebd7d7966166d98320767adcd35a6d1eabc32220d8219c9efb1c0f"),
+        ("libtinfo6", "6.4-4", "072d908f38f51090ca28ca5afa3b46b2957dc61fe35094c0b851426859a49a51"),
+    ),
+)
 
-PINS: dict[str, Pin] = {pin.name: pin for pin in (MINI_SWE_AGENT, CLAUDE_CODE, OPENCODE, OPENHANDS, CODEX)}
+PINS: dict[str, Pin] = {pin.name: pin for pin in (MINI_SWE_AGENT, CLAUDE_CODE, OPENCODE, OPENHANDS, CODEX, TERMINUS_2)}

@@ -18,10 +18,8 @@ import base64
 import csv
 import hashlib
 import os
+import platform
 import shutil
-import subprocess
-import sys
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +29,12 @@ from pydantic import BaseModel, ConfigDict
 
 from server.schemas.rundir import write_atomic
 
-from .pins import NpmPin, Pin, PythonPin
+from .fetch import FetchError, fetch
+from .pins import Pin, PythonPin
+from .selfcontained import NotSelfContained
 
-INSTALL_TIMEOUT_S = 900
+MACHINE = "x86_64"
+"""The pins are for this one, and so is the system-call filter of a sandbox."""
 
 
 class RuntimeStoreError(Exception):
@@ -110,20 +111,21 @@ class Store:
     def install(self, pin: Pin, *, again: bool = False, arguments: Sequence[str] = ()) -> Path:
         """Fetch, check and place the runtime; a no-op when it is there, unless `again`.
 
-        `arguments` go to the package client (`uv pip install` or `npm pack`), for instance to name another index.
+        `arguments` go to the package client (`uv pip install`, `npm pack` or `apt-get`), for instance to name another index.
         Raises RuntimeStoreError with the client's last words when that fails.
         """
         if not again and self.manifest_path(pin).is_file() and self.tree(pin).is_dir():
             return self.tree(pin)
+        if platform.machine() != MACHINE:
+            raise RuntimeStoreError(
+                f"{pin.name} is pinned for {MACHINE} Linux, and this is {platform.machine()}: use a machine of that kind"
+            )
         parent = self.tree(pin).parent
         parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".installing-", dir=parent))
         try:
             built = scratch / "tree"
-            if isinstance(pin, PythonPin):
-                _install_python(pin, built, arguments)
-            else:
-                _install_npm(pin, built, scratch, arguments)
+            fetch(pin, built, scratch, arguments)
             files = _entries(built, deep=True)
             if isinstance(pin, PythonPin) and (wrong := _unlike_record(built, files)):
                 raise RuntimeStoreError(f"{pin.name}: {wrong[0]} is not the file that its wheel lists")
@@ -134,6 +136,8 @@ class Store:
             self.tree(pin).chmod(0o555)
             manifest = Manifest(name=pin.name, version=pin.version, pin=pin.digest, files=files)
             write_atomic(self.manifest_path(pin), manifest.model_dump_json(), mode=0o444)
+        except (FetchError, NotSelfContained) as error:
+            raise RuntimeStoreError(str(error)) from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return self.tree(pin)
@@ -144,57 +148,6 @@ class Store:
             for folder, _, _ in os.walk(self.tree(pin)):
                 Path(folder).chmod(0o755)
             shutil.rmtree(self.tree(pin))
-
-
-def _install_python(pin: PythonPin, tree: Path, arguments: Sequence[str]) -> None:
-    uv = Path(sys.executable).with_name("uv")
-    command = [
-        str(uv) if uv.exists() else "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-config",
-        "--python",
-        sys.executable,
-        "--target",
-        str(tree),
-    ]
-    # Copies, not hard links into uv's cache: making the tree read-only must not touch the cache.
-    command += ["--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "copy", *arguments, "-r", str(pin.lock)]
-    _run(command, pin)
-
-
-def _install_npm(pin: NpmPin, tree: Path, scratch: Path, arguments: Sequence[str]) -> None:
-    if shutil.which("npm") is None:
-        raise RuntimeStoreError(f"{pin.name} comes from the npm registry and `npm` was not found; install Node.js with npm")
-    _run(["npm", "pack", "--silent", "--pack-destination", str(scratch), *arguments, pin.source], pin)
-    (archive,) = scratch.glob("*.tgz")
-    with archive.open("rb") as file:
-        integrity = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
-    if integrity != pin.integrity:
-        raise RuntimeStoreError(f"{pin.source} has integrity {integrity}, expected {pin.integrity}; nothing was installed")
-    tree.mkdir()
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                if member.isfile() and member.name.startswith("package/"):
-                    member.name = member.name.removeprefix("package/")
-                    tar.extract(member, tree, filter="data")
-    except tarfile.TarError as error:
-        raise RuntimeStoreError(f"the archive of {pin.source} cannot be unpacked: {error}") from error
-
-
-def _run(command: list[str], pin: Pin) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S)
-    except FileNotFoundError as error:
-        raise RuntimeStoreError(f"{pin.name} cannot be installed: `{command[0]}` was not found") from error
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeStoreError(f"installing {pin.name} took more than {INSTALL_TIMEOUT_S} s") from error
-    except subprocess.CalledProcessError as error:
-        raise RuntimeStoreError(
-            f"{pin.name} {pin.version} could not be fetched: {(error.stderr or error.stdout).strip()[-400:]}"
-        ) from error
 
 
 def _entries(tree: Path, deep: bool) -> dict[str, FileEntry]:

@@ -1,55 +1,48 @@
-"""Terminus 2, Harbor's own agent, unmodified. It runs in the runner's process by its nature: only tmux is in the sandbox.
+"""Terminus 2, Harbor's own agent, unmodified. It runs in the runner's process by its nature: only its tmux is in the sandbox.
 
-So of what holds for the others, this does not apply: no runtime is installed or mounted (it is the pinned Harbor of this environment), its
-model calls do not pass the sandbox's gate, and its own CPU time and memory are the runner's. On the wire it uses no tool calls: its
-commands are JSON in the text of a turn, and it is told what the terminal shows in user messages.
+So the runtime that is installed and mounted is tmux alone (the agent is the pinned Harbor of this environment), its model calls do not pass
+the sandbox's gate, and its own CPU time and memory are the runner's. On the wire it uses no tool calls: its commands are JSON in the text
+of a turn, and it is told what the terminal shows in user messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import shutil
 from typing import TYPE_CHECKING, ClassVar, override
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 from sandbox.environments.errors import SandboxError
+from sandbox.environments.spec import DEFAULT_ENV
 from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 
 from .base import HarnessAgent, HarnessError, Launcher
+from .pins import TERMINUS_2, Pin
 from .store import Store
 
 if TYPE_CHECKING:
     from harbor.agents.terminus_2.terminus_2 import Terminus2
 
-VERSION = "2.0.0"
 _FREE_TOKENS = 8000
 """Its own default: it summarises the conversation when fewer are left."""
 
 
 class Terminus(HarnessAgent):
+    pin: ClassVar[Pin | None] = TERMINUS_2
     memory_mb: ClassVar[int] = 64
     _inner: Terminus2
 
     @staticmethod
     @override
     def name() -> str:
-        return "terminus-2"
-
-    @override
-    def version(self) -> str | None:
-        return VERSION
+        return TERMINUS_2.name
 
     @classmethod
     @override
     async def prepare(cls, harness: Harness, store: Store) -> Launcher:
-        if harness.version != VERSION:
-            raise ValueError(f"harnesses: {harness.name} in this Harbor is {VERSION}, the spec asks for {harness.version}")
-        if shutil.which("tmux") is None:
-            raise ValueError(f"harnesses: {harness.name} works in tmux, which is not installed here: `apt-get install tmux`")
         # With its model client it takes seconds to import, which would stop all trials of the runner at the first one.
         await asyncio.to_thread(importlib.import_module, "harbor.agents.terminus_2.terminus_2")
         return await super().prepare(harness, store)
@@ -58,9 +51,10 @@ class Terminus(HarnessAgent):
     async def setup(self, environment: BaseEnvironment) -> None:
         await super().setup(environment)
         assert isinstance(environment, TrialEnvironment)  # noqa: S101 -- the runner names the class
-        # Without tmux it would try to install it from the network, for minutes.
-        if (await environment.sandbox.exec(["tmux", "-V"])).return_code != 0:
-            raise HarnessError("tmux is missing in the sandbox: Terminus 2 works in it, and a sandbox has no network to install it from")
+        # Where tmux does not start, it would try for minutes to install it from the network.
+        started = await environment.sandbox.exec([f"{self.tree}/bin/tmux", "-V"])
+        if started.return_code != 0:
+            raise HarnessError(f"tmux does not start in the sandbox: {started.stderr.decode(errors='replace').strip()[-200:]}")
         from harbor.agents.terminus_2.terminus_2 import Terminus2
 
         rollout = self.rollout
@@ -76,16 +70,23 @@ class Terminus(HarnessAgent):
             record_terminal_session=False,
         )
         self._inner.options.llm_kwargs = None  # it has its model client now, and would write the key into its trajectory
-        await self._inner.setup(environment)
+        with environment.scoped_exec_env(self._env):
+            await self._inner.setup(environment)
 
     @override
     async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
         self.rollout.on_start()
         self.exit_code = 0
         try:
-            await self._inner.run(instruction, environment, AgentContext())
+            with environment.scoped_exec_env(self._env):
+                await self._inner.run(instruction, environment, AgentContext())
         except SandboxError:
             raise
         except Exception as error:  # noqa: BLE001 -- where another harness exits with an error, this one raises what its model client raised
             self.exit_code = 1
             (self.logs_dir / "harness.log").write_text(f"{type(error).__name__}: {error}\n")
+
+    @property
+    def _env(self) -> dict[str, str]:
+        """What it runs in the sandbox finds the pinned tmux first; the login shell in the pane sets its own path."""
+        return {"PATH": f"{self.tree}/bin:{DEFAULT_ENV['PATH']}"}

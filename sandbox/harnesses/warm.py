@@ -14,6 +14,8 @@ from typing import Any
 
 from sandbox.environments.namespace.enter import ForkTarget
 
+from .selfcontained import python_of
+
 OUTPUT_LIMIT = 64 * 1024
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -98,7 +100,7 @@ async def _start(program: Path, tree: Path, timeout_s: float) -> tuple[asyncio.s
     """Start a parent and wait until it is warm. Its environment is empty: no address and no key of this process reaches it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    command = [interpreter(), "-I", "-B", str(program), str(tree), str(_REPOSITORY), str(theirs.fileno())]
+    command = [python_of(tree), "-I", "-B", str(program), str(tree), str(_REPOSITORY), str(theirs.fileno())]
     with tempfile.TemporaryDirectory(prefix="lego-warm-") as home, tempfile.TemporaryFile() as errors:
         environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8"}
         with theirs:
@@ -128,7 +130,7 @@ async def _start(program: Path, tree: Path, timeout_s: float) -> tuple[asyncio.s
 
 
 def interpreter() -> str:
-    """The interpreter that the runtimes are installed for: this process's own, without its virtual environment."""
+    """The host's own, without this process's virtual environment: what grades, as no task image need have one."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from sandbox.harnesses.commands import BUILT_IN
 from sandbox.harnesses.pins import PINS
 from sandbox.harnesses.stage import CONTEXT, Played, stage
 from sandbox.harnesses.store import RuntimeStoreError, RuntimeTampered, Store
@@ -34,7 +33,7 @@ def store(name: str) -> Store:
 
 
 def pinned(name: str) -> Harness:
-    return Harness(name=name, version=PINS[name].version if name in PINS else BUILT_IN[name])
+    return Harness(name=name, version=PINS[name].version)
 
 
 def played(name: str, voices: Sequence[Voice], context: int = CONTEXT, **limits: int) -> Played:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sandbox.harnesses.claude_code import ClaudeCode
-from sandbox.harnesses.commands import BUILT_IN
 from sandbox.harnesses.hands import HANDS
 from sandbox.harnesses.pins import PINS
 from sandbox.harnesses.registry import HARNESSES, adapter
@@ -24,7 +23,7 @@ def test_an_adapter_is_found_by_name_or_by_import_path() -> None:
 
 
 def test_every_pinned_harness_has_an_adapter_and_hands() -> None:
-    assert set(HANDS) == set(HARNESSES) == {*PINS, *BUILT_IN}
+    assert set(HANDS) == set(HARNESSES) == set(PINS)
 
 
 @pytest.mark.parametrize(
