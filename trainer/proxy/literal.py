@@ -12,6 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from trainer.proxy.words import Words
+
 _MARK, _SELF, _BREAK = "\ufdd0", "\ufdd0\ufdd1", "\ufdd0\ufdd2"
 """Two noncharacters of Unicode, which are allowed in text: a mark that the client wrote becomes `_SELF`."""
 
@@ -19,7 +21,7 @@ _MARK, _SELF, _BREAK = "\ufdd0", "\ufdd0\ufdd1", "\ufdd0\ufdd2"
 class Shield:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Names are those of special tokens and of added tokens in angle brackets, such as Qwen's `<tool_call>`."""
-        self._tokenizer = tokenizer
+        self._words = Words(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         names = [token.content for token in added if token.special or re.fullmatch(r"<[^<>\s]+>", token.content)]
         either = "|".join(re.escape(name) for name in names if len(name) > 1)
@@ -37,13 +39,8 @@ class Shield:
     def encode(self, text: str) -> list[int]:
         """Ids of covered text mixed with the template's own words."""
         if _MARK not in text:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
-        return [
-            token
-            for piece in text.split(_BREAK)
-            for token in self._tokenizer.encode(piece.replace(_SELF, _MARK), add_special_tokens=False).ids
-        ]
+            return self._words.encode(text)
+        return [token for piece in text.split(_BREAK) for token in self._words.encode(piece.replace(_SELF, _MARK))]
 
 
 def _broken(match: re.Match[str]) -> str:
