@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .errors import ControlError
-from .rooms import VERBS, room_command
+from .rooms import TRAINER, VERBS, room_command
 
 if TYPE_CHECKING:
     from server.schemas.api import RunStatus
@@ -156,6 +157,19 @@ def run(target: Target, spec: str, overrides: tuple[str, ...], only_plan: bool, 
     click.echo(f"{started.run_id} is {started.state}  {client.dashboard(started.run_id)}")
     if follow:
         _finish(_watch(target, started.run_id))
+
+
+@main.command()
+@_spec_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def plan(target: Target, spec: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print the trainer's command for a spec: environment, program and every setting of verl. Looks at no machine."""
+    from .spec import parse_overrides, spec_request
+
+    resolved = target.client().resolve(spec_request(spec, parse_overrides(overrides), Path.cwd()))
+    argv = room_command(TRAINER, ["plan", *(["--json"] if as_json else [])])
+    sys.exit(subprocess.run(argv, input=json.dumps(resolved.spec), text=True, check=False).returncode)
 
 
 @main.command()

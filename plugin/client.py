@@ -23,7 +23,7 @@ from server.schemas.api import (
     TrialRow,
 )
 from server.schemas.capture import CaptureRecord, TurnTokens
-from server.schemas.checks import CheckReport, Diagnosis, Finding, Plan, Verdict
+from server.schemas.checks import CheckReport, Diagnosis, Finding, Plan, ResolvedSpec, Verdict
 from server.schemas.datadir import DataDir, ServerFile
 
 from .errors import ControlError, NoAnswer, ServerAbsent
@@ -97,6 +97,9 @@ class Client:
         while job.report is None:
             job = self.check_status(job.check_id, wait_s=WAIT_S)
         return job.report
+
+    def resolve(self, request: SpecRequest) -> ResolvedSpec:
+        return self._call("POST", "/api/specs", ResolvedSpec, request)
 
     def plan(self, request: SpecRequest) -> Plan:
         return self._call("POST", "/api/plans", Plan, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -46,6 +47,17 @@ def check_model(spec_file: Path, as_json: bool) -> None:
     facts = model_facts(RunSpec.model_validate_json(spec_file.read_bytes()))
     lines = (f"{name}: {value}" for name, value in facts.model_dump(mode="json").items() if value)
     click.echo(facts.model_dump_json() if as_json else "\n".join(lines))
+
+
+@main.command("plan")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(as_json: bool) -> None:
+    """The trainer's command for a resolved RunSpec (JSON) on stdin."""
+    from server.schemas.runspec import RunSpec
+    from trainer.launch.plan import trainer_plan
+
+    planned = trainer_plan(RunSpec.model_validate_json(sys.stdin.read()))
+    click.echo(json.dumps(planned.as_json()) if as_json else "\n".join(planned.lines()))
 
 
 @bench.command("proxy")

@@ -8,7 +8,7 @@ from ..context import READ, WRITE, Ctx
 from ..db.models import PlanRow
 from ..runs.plans import expected_trials, make_plan
 from ..schemas.api import SpecRequest
-from ..schemas.checks import Plan
+from ..schemas.checks import Plan, ResolvedSpec
 from ..schemas.runspec import RunSpec
 from ..spec import preset_names, resolve
 
@@ -18,6 +18,13 @@ router = APIRouter(prefix="/api", tags=["plans"])
 @router.get("/presets", dependencies=[READ])
 def presets() -> list[str]:
     return preset_names()
+
+
+@router.post("/specs", dependencies=[READ])
+def resolve_spec(request: SpecRequest) -> ResolvedSpec:
+    """Also for machines whose directories this server cannot see."""
+    resolved = resolve(request.document, request.overrides, request.base)
+    return ResolvedSpec(spec=resolved.spec.model_dump(mode="json"), provenance=resolved.provenance)
 
 
 @router.post("/plans", dependencies=[WRITE])

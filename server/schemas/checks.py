@@ -50,6 +50,16 @@ class Plan(BaseModel):
     expected_trials: int
 
 
+class ResolvedSpec(BaseModel):
+    """What a document and its overrides amount to; nothing was looked at on any machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: dict[str, Any]
+    provenance: dict[str, str]
+    """As in `Plan`."""
+
+
 class Verdict(StrEnum):
     """A person's decision about a finding."""
 

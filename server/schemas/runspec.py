@@ -31,7 +31,7 @@ class Model(_Section):
     """The policy: a transformers checkpoint directory, or `builtin:NAME` for one that ships in `trainer/policies/`."""
 
     path: str
-    renderer: Literal["qwen3"] = "qwen3"
+    renderer: Literal["qwen3", "qwen3.5"] = "qwen3"
     thinking: bool = False
     """Whether the chat template opens a thinking block for the policy."""
     context: int = Field(default=256, ge=16)
@@ -79,6 +79,21 @@ class Limits(_Section):
     output_kb: int = Field(default=1024, ge=1)
 
 
+class Images(_Section):
+    """Where the images of sandboxes come from and how much of them is kept on this machine."""
+
+    cache: Path | None = None
+    """Directory of unpacked images; by default `images` in the user's data directory."""
+    cache_gb: float = Field(default=50, gt=0)
+    """The images used longest ago are removed until the rest is no larger."""
+    pulls: int = Field(default=2, ge=1)
+    """Images fetched or built at the same time before a run."""
+    pull_pause_s: float = Field(default=0, ge=0)
+    """Before each further image: registries count requests."""
+    index_mirror: Annotated[str, Field(pattern=r"^(https?://[\w.-]+(:\d+)?(/[\w./-]*)?)?$")] = ""
+    """The one Python package index that a Dockerfile's steps may reach; without it they have no network."""
+
+
 class Sandbox(_Section):
     environment: Literal["namespace"] = "namespace"
     concurrency: int = Field(default=16, ge=1)
@@ -86,6 +101,7 @@ class Sandbox(_Section):
     verifier: Literal["separate"] = "separate"
     image: str | None = None
     """What sandboxes are made from where the environment has images and the task's `docker_image` names none."""
+    images: Images = Images()
     limits: Limits = Limits()
     budgets: Budgets = Budgets()
 
@@ -107,10 +123,17 @@ class Rollout(_Section):
     harness_by: Literal["group", "trajectory"] = "group"
     """What draws a harness from the weighted list: a task's whole group in a step, or each of its rollouts; then those of one (task,
     harness) are compared with each other."""
-    engine: Literal["cpu"] = "cpu"
+    engine: Literal["cpu", "vllm"] = "cpu"
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that hold one copy of the policy for generation."""
+    gpu_memory: float = Field(default=0.85, gt=0, lt=1)
+    """Share of a GPU's memory that the engine takes while it generates."""
     tasks_per_step: int = Field(default=8, ge=1)
     group_size: int = Field(default=8, ge=2)
     temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 is off. The trainer's log-probabilities are those of the whole distribution, so a cut one goes with no objective."""
     max_new_tokens: int = Field(default=48, ge=1)
     """Per turn."""
     max_turns: int = Field(default=6, ge=1)
@@ -152,16 +175,33 @@ class Capture(_Section):
 
 
 class Algorithm(_Section):
-    """GSPO (paper Eq. 1). `clip_low`/`clip_high` bound the sequence ratio at 1 - low and 1 + high."""
+    """The clipped surrogate (paper Eq. 1). `clip_low`/`clip_high` bound the ratio at 1 - low and 1 + high."""
 
-    loss: Literal["gspo"] = "gspo"
+    loss: Literal["gspo", "grpo", "ppo"] = "gspo"
+    """`gspo`: one ratio per rollout. `grpo`: one per token, every rollout weighs the same. `ppo`: one per token, every token weighs the
+    same. The advantage is the group's in all three."""
     clip_low: float = Field(default=3e-4, gt=0)
     clip_high: float = Field(default=4e-4, gt=0)
     normaliser: Literal["group", "valid"] = "group"
+    """What a group's sum is divided by: its size (Eq. 1), or its scored members. `ppo` divides by tokens, which a failed one has not."""
     ratio_base: Literal["behaviour", "recomputed"] = "behaviour"
+    """The denominator of the ratio: the captured log-probabilities (Eq. 1), or the trainer's own at the step's start."""
+    kl: float = Field(default=0.0, ge=0)
+    """Coefficient of the low-variance KL to the first weights, in the loss only (paper: 1e-3)."""
+    importance_sampling: Literal["off", "token"] = "off"
+    """`token`: each token's loss is weighed by trainer / engine probability at the step's start, at most `importance_cap`."""
+    importance_cap: float = Field(default=2.0, gt=1)
     routing_replay: bool = True
     epochs: int = Field(default=1, ge=1)
     minibatches: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _corrected_once(self) -> Algorithm:
+        if self.importance_sampling != "off" and self.ratio_base == "behaviour":
+            raise ValueError(
+                "importance_sampling: the ratio to the behaviour policy holds that correction already; set ratio_base: recomputed, or it to off"
+            )
+        return self
 
 
 class Evaluation(_Section):
@@ -171,6 +211,8 @@ class Evaluation(_Section):
     rollouts: int = Field(default=96, ge=1)
     harness: Identifier | None = None
     """All evaluations run in this one of `harnesses`; by default each task draws its own, the same at every evaluation."""
+    temperature: float | None = Field(default=None, gt=0)
+    """That of training by default."""
 
 
 class Checkpoint(_Section):
@@ -183,6 +225,38 @@ class Checkpoint(_Section):
     """How often the trainer is started again before the run fails."""
 
 
+class Parallel(_Section):
+    """Over how many GPUs training splits one copy of the policy, per kind. FSDP2 and VeOmni split sequences by Ulysses."""
+
+    sequence: int = Field(default=1, ge=1)
+    expert: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+
+    def beyond(self, *kinds: str) -> list[str]:
+        """The kinds that are asked for and not among `kinds`."""
+        return [name for name, value in self if value > 1 and name not in kinds]
+
+
+class Cluster(_Section):
+    """The machines of the learning side."""
+
+    nodes: int = Field(default=1, ge=1)
+    """Nodes that train; without `rollout_nodes` they generate too."""
+    rollout_nodes: int = Field(default=0, ge=0)
+    """Nodes that only generate."""
+    gpus_per_node: int = Field(default=1, ge=1)
+    ray: Annotated[str, Field(pattern=r"^(local|auto|[\w.-]+:\d+)$")] = "local"
+    """`local`: a Ray cluster of the run's own, on one node; `auto` or `HOST:PORT`: one that exists and stays."""
+
+    @model_validator(mode="after")
+    def _nodes_are_joined(self) -> Cluster:
+        if self.ray == "local" and self.nodes + self.rollout_nodes > 1:
+            raise ValueError("a Ray cluster of the run's own has one node: set ray to auto or HOST:PORT, or nodes: 1 and rollout_nodes: 0")
+        return self
+
+
 class Trainer(_Section):
     steps: int = Field(default=12, ge=1, le=1_000_000)
     seed: Seed = 0
@@ -190,7 +264,18 @@ class Trainer(_Section):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)
-    device: Literal["cpu"] = "cpu"
+    schedule: Literal["sync", "async"] = "sync"
+    """`async`: rollouts go on while the trainer trains, under weights that are at most `staleness` updates behind."""
+    staleness: int = Field(default=1, ge=1)
+    """Largest lag of a trained rollout, counted from its first sampled token; one that would lag more is dropped and counted."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    backend: Literal["fsdp2", "veomni", "megatron"] = "fsdp2"
+    parallel: Parallel = Parallel()
+    offload: bool = False
+    """Parameters and optimizer state lie in host memory between passes."""
+    micro_batch: int | None = Field(default=None, ge=1)
+    """Sequences per forward pass of one GPU; by default as many as make a batch of tokens."""
+    cluster: Cluster = Cluster()
     start: Literal["plain", "warm_fork"] = "plain"
     """`warm_fork`: workers are forked from one process that has imported the stack; `plain` is the fallback."""
     evaluation: Evaluation = Evaluation()
@@ -224,6 +309,22 @@ class RunSpec(_Section):
     trainer: Trainer = Trainer()
     monitors: Monitors = Monitors()
     reporting: Reporting = Reporting()
+
+    @model_validator(mode="after")
+    def _one_machine_or_many(self) -> RunSpec:
+        trainer, engine = self.trainer, self.rollout.engine
+        if (trainer.device == "cpu") != (engine == "cpu"):
+            raise ValueError(f"rollout.engine {engine} does not go with trainer.device {trainer.device}: use cpu with cpu, vllm with cuda")
+        if trainer.device == "cpu" and (trainer.backend != "fsdp2" or trainer.cluster != Cluster() or trainer.parallel != Parallel()):
+            raise ValueError("trainer.device cpu trains on one machine with backend fsdp2: leave cluster and parallel out, or use cuda")
+        able = {"fsdp2": ("sequence",), "veomni": ("sequence", "expert"), "megatron": ("tensor", "expert", "context", "pipeline")}
+        if beyond := trainer.parallel.beyond(*able[trainer.backend]):
+            raise ValueError(f"trainer.parallel.{beyond[0]}: {trainer.backend} splits by {', '.join(able[trainer.backend])} only")
+        gpus = trainer.cluster.nodes * trainer.cluster.gpus_per_node
+        ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
+        if gpus % ways:
+            raise ValueError(f"trainer.parallel splits the policy over {ways} GPUs, which does not divide the {gpus} of trainer.cluster")
+        return self
 
     @model_validator(mode="after")
     def _harnesses_by_name(self) -> RunSpec:

@@ -71,7 +71,7 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     if spec.kind is Kind.INFER:
         raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train' or 'eval'")
     model = _model(spec.model.path)
-    environment.apply()
+    environment.apply(spec.trainer.device, own_cluster=spec.trainer.cluster.ray == "local")
     warm = spec.trainer.start == "warm_fork"
     if warm and (reason := zygote.obstacle()):
         print(f"warm_fork is not available ({reason}): starting plainly", file=sys.stderr)

@@ -5,28 +5,38 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from typing import Literal
 
-SETTINGS = {
-    "VERL_PLATFORM": "cpu",
+EVERYWHERE = {
     "VERL_USE_EXTERNAL_MODULES": "trainer.verl_plugin.plugin",
     "VERL_USE_EXTERNAL_PLUGINS": "none",
-    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # jemalloc would start a thread in the process that workers are forked from
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_METRICS_COLLECTION": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_AUTH_MODE": "token",
 }
-FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK", "PYTHONDONTWRITEBYTECODE")
-"""Removed: what would attach us to somebody else's cluster, and what makes every import of torch compile from source."""
+ON_CPU = {
+    "VERL_PLATFORM": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # jemalloc would start a thread in the process that workers are forked from
+}
+FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
+"""Removed for a cluster of our own: what would attach us to somebody else's."""
 
 
-def apply() -> None:
-    """Must run before the first import of ray: its C++ part reads the token once per process."""
-    for name in FOREIGN:
-        os.environ.pop(name, None)
-    os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
+def settings(device: Literal["cpu", "cuda"]) -> dict[str, str]:
+    return EVERYWHERE | (ON_CPU if device == "cpu" else {})
+
+
+def apply(device: Literal["cpu", "cuda"], *, own_cluster: bool) -> None:
+    """Must run before the first import of ray: its C++ part reads the token once per process. A Ray cluster that exists has a token of
+    its own, which the caller's environment holds."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # it makes every import of torch compile from source
+    os.environ.update(settings(device))
+    if own_cluster:
+        for name in FOREIGN:
+            os.environ.pop(name, None)
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     sys.dont_write_bytecode = False

@@ -12,8 +12,23 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from server.schemas.rundir import RunDir
-from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Sandbox, Trainer
+from server.schemas.runspec import (
+    Algorithm,
+    Checkpoint,
+    Cluster,
+    Data,
+    Evaluation,
+    Harness,
+    Model,
+    Parallel,
+    Rollout,
+    RunSpec,
+    Sandbox,
+    Trainer,
+)
 from trainer.launch.config import Place, loopback_address, overrides
+
+from .test_presets import ON_GPUS
 
 RUN = RunDir(Path("/runs/it's = {a} run, 1"))
 PLACE = Place(run=RUN, run_id="run-1", model=Path("/models/tiny"), ray_temp=Path("/short/ray"))
@@ -78,6 +93,7 @@ OURS = {
     "trainer.checkpoint.restarts": "the supervisor",
     "trainer.evaluation.harness": "the rollout manager",
     "trainer.evaluation.rollouts": "the rollout manager",
+    "trainer.evaluation.temperature": "the rollout manager",
     "trainer.start": "the launcher",
 }
 """Fields of these sections that mean nothing to verl, and who reads them."""
@@ -105,11 +121,12 @@ def test_every_field_of_the_learning_sections_has_a_reader() -> None:
         f"{section}.{name}"
         for section in ("model", "rollout", "algorithm", "trainer")
         for name in type(getattr(SPEC, section)).model_fields
-        if name not in ("evaluation", "checkpoint")
+        if name not in ("evaluation", "checkpoint", "parallel", "cluster")
     }
+    fields |= {f"trainer.parallel.{name}" for name in Parallel.model_fields} | {f"trainer.cluster.{name}" for name in Cluster.model_fields}
     fields |= {f"trainer.evaluation.{name}" for name in Evaluation.model_fields}
     fields |= {f"trainer.checkpoint.{name}" for name in Checkpoint.model_fields}
-    assert fields == MEANING.keys() | OURS.keys()
+    assert fields == MEANING.keys() | OURS.keys() | ON_GPUS
 
 
 def test_an_evaluation_comes_after_the_last_step_even_when_none_comes_between() -> None:
@@ -123,6 +140,11 @@ def test_paths_survive_hydras_grammar() -> None:
     assert config.lego.run_dir == str(RUN.root)
     assert config.data.train_files == str(RUN.tasks / "train" / "index.jsonl")
     assert config.trainer.default_local_dir == str(RUN.checkpoints)
+
+
+@pytest.mark.parametrize("name", ["true", "NULL", "nan", "inf", "1e5", "a b", "it's", "{x}", "a=b", "a,b", "[c]", "${d}", "model-3.5_b"])
+def test_a_name_stays_a_name(name: str) -> None:
+    assert composed(place=replace(PLACE, run_id=name)).trainer.experiment_name == name
 
 
 def test_the_cluster_is_our_own_and_bound_to_loopback() -> None:

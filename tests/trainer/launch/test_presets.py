@@ -1,0 +1,160 @@
+"""Every shipped preset against verl's own configuration, and the paper's run row by row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import verl.trainer.main_ppo
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+
+from server.schemas.runspec import RunSpec
+from server.spec import preset_names, resolve
+from trainer.launch.plan import trainer_plan
+
+BACKENDS = {
+    "fsdp2": {
+        "trainer.parallel.sequence": "actor.ulysses_sequence_parallel_size",
+        "trainer.offload": "actor.fsdp_config.optimizer_offload",
+    },
+    "veomni": {
+        "trainer.parallel.sequence": "actor.veomni.ulysses_parallel_size",
+        "trainer.parallel.expert": "actor.veomni.expert_parallel_size",
+        "trainer.offload": "actor.veomni.optimizer_offload",
+    },
+    "megatron": {
+        "trainer.parallel.tensor": "actor.megatron.tensor_model_parallel_size",
+        "trainer.parallel.expert": "actor.megatron.expert_model_parallel_size",
+        "trainer.parallel.context": "actor.megatron.context_parallel_size",
+        "trainer.parallel.pipeline": "actor.megatron.pipeline_model_parallel_size",
+        "trainer.offload": "actor.megatron.optimizer_offload",
+    },
+}
+"""RunSpec field → key below `actor_rollout_ref`, for each backend."""
+COMMON = {
+    "trainer.backend": "actor_rollout_ref.actor.strategy",
+    "trainer.micro_batch": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "trainer.cluster.nodes": "trainer.nnodes",
+    "trainer.cluster.gpus_per_node": "trainer.n_gpus_per_node",
+    "trainer.cluster.rollout_nodes": "actor_rollout_ref.rollout.nnodes",
+    "trainer.cluster.ray": "ray_kwargs.ray_init.address",
+    "rollout.tensor_parallel": "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "rollout.gpu_memory": "actor_rollout_ref.rollout.gpu_memory_utilization",
+}
+ON_GPUS = COMMON.keys() | {field for keys in BACKENDS.values() for field in keys}
+UNUSUAL = {
+    "trainer.micro_batch": 3,
+    "trainer.offload": True,
+    "trainer.cluster": {"nodes": 4, "gpus_per_node": 6, "rollout_nodes": 5, "ray": "head:6379"},
+    "rollout.tensor_parallel": 7,
+    "rollout.gpu_memory": 0.61,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_field_for_gpus_arrives(backend: str) -> None:
+    keys = COMMON | {field: f"actor_rollout_ref.{key}" for field, key in BACKENDS[backend].items()}
+    parallel = {field: 2 for field in keys if field.startswith("trainer.parallel.")}
+    own = UNUSUAL | {"trainer.parallel.sequence": 1, "trainer.backend": backend}
+    spec = resolve({"extends": "single-node"}, own | parallel).spec
+    config = composed(spec)
+    for field, key in keys.items():
+        section, _, name = field.rpartition(".")
+        holder: object = spec
+        for part in section.split("."):
+            holder = getattr(holder, part)
+        assert OmegaConf.select(config, key) == getattr(holder, name), field
+
+
+def spec_of(preset: str) -> RunSpec:
+    return resolve({"extends": preset}).spec
+
+
+def composed(spec: RunSpec) -> DictConfig:
+    with initialize_config_dir(str(Path(verl.trainer.main_ppo.__file__).parent / "config"), version_base=None):
+        return compose("ppo_trainer", trainer_plan(spec).command[3:])
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_verl_takes_every_preset(preset: str) -> None:
+    """An unknown key is an error of Hydra; verl's dataclasses check types and combinations."""
+    spec = spec_of(preset)
+    config = composed(spec)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert (actor.strategy, rollout.name) == (spec.trainer.backend, spec.rollout.engine)
+    assert (rollout.n, rollout.tensor_model_parallel_size) == (spec.rollout.group_size, spec.rollout.tensor_parallel)
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (spec.trainer.cluster.nodes, spec.trainer.cluster.gpus_per_node)
+
+
+def test_the_papers_run_has_every_row_of_its_table_10() -> None:
+    spec = spec_of("paper-qwen3.5-35b")
+    config = composed(spec)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    table = {
+        "policy loss": (actor.policy_loss.loss_mode, "gspo"),
+        "clip range": ((actor.clip_ratio_low, actor.clip_ratio_high), (3e-4, 4e-4)),
+        "advantage estimator": (config.algorithm.adv_estimator, "grpo"),
+        "loss aggregation": (actor.loss_agg_mode, "seq-mean-token-mean"),
+        "KL reward penalty": (config.algorithm.use_kl_in_reward, False),
+        "learning rate": (actor.optim.lr, 1e-6),
+        "learning-rate schedule": (actor.optim.lr_scheduler_type, "constant"),
+        "gradient clip": (actor.optim.clip_grad, 1.0),
+        "prompts per batch": (config.data.train_batch_size, 64),
+        "rollouts per prompt": (rollout.n, 8),
+        "micro-batch per GPU": (actor.ppo_micro_batch_size_per_gpu, 1),
+        "rollout temperature": (rollout.temperature, 1.0),
+        "rollout top-p": (rollout.top_p, 1),
+        "validation temperature": (spec.trainer.evaluation.temperature, 0.7),
+        "validation samples per instance": (spec.trainer.evaluation.rollouts, 500),  # SWE-bench Verified has 500
+        "prompt budget": (spec.rollout.prompt_budget, 30_000),
+        "response budget": (spec.rollout.response_budget, 170_000),
+        "epochs over 2,699 tasks": (spec.trainer.steps, 3 * (2699 // 64)),
+    }
+    assert {row: found for row, (found, _) in table.items()} == {row: wanted for row, (_, wanted) in table.items()}
+
+
+def test_the_papers_run_is_laid_out_over_three_nodes() -> None:
+    config = composed(spec_of("paper-qwen3.5-35b"))
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.nnodes, rollout.n_gpus_per_node, config.actor_rollout_ref.hybrid_engine) == (1, 8, False)
+    assert rollout.checkpoint_engine.backend == "nccl"
+    veomni = config.actor_rollout_ref.actor.veomni
+    assert (veomni.ulysses_parallel_size, veomni.router_replay.mode) == (8, "R3")
+
+
+def test_megatron_splits_by_tensor_expert_and_context() -> None:
+    megatron = composed(spec_of("megatron")).actor_rollout_ref.actor.megatron
+    split = (megatron.tensor_model_parallel_size, megatron.expert_model_parallel_size, megatron.context_parallel_size)
+    assert split == (2, 8, 4)
+    assert megatron.router_replay.mode == "R3"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"trainer.backend": "veomni"}, "trainer.device cpu trains on one machine with backend fsdp2"),
+        ({"rollout.engine": "vllm"}, "use cpu with cpu, vllm with cuda"),
+        ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.tensor": 2}, "fsdp2 splits by sequence only"),
+        ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.sequence": 3}, "does not divide the 1 of trainer.cluster"),
+        ({"trainer.cluster.nodes": 2}, "a Ray cluster of the run's own has one node"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        resolve({"extends": "local"}, overrides)
+
+
+def test_the_plan_is_a_shell_command_that_verl_reads_back() -> None:
+    plan = trainer_plan(spec_of("local"))
+    shell = "\n".join(plan.lines()).replace(
+        "python -m verl.trainer.main_ppo", f"{sys.executable} -c 'import json,sys; print(json.dumps(sys.argv))'"
+    )
+    argv = json.loads(subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout)
+    assert argv[1:] == plan.command[3:]

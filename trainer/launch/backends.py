@@ -1,0 +1,93 @@
+"""What the training backend and the rollout engine of a spec are to verl: its keys for precision, parallelism, replay and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.schemas.runspec import RunSpec
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+def backend_settings(spec: RunSpec) -> dict[str, Any]:
+    """The keys of `trainer.backend`. VeOmni and Megatron are other parts of verl's configuration (`model_engine`)."""
+    match spec.trainer.backend:
+        case "fsdp2":
+            return _fsdp2(spec)
+        case "veomni":
+            return {"model_engine": "veomni"} | _engine(spec, "veomni", _veomni(spec))
+        case "megatron":
+            return {"model_engine": "megatron"} | _engine(spec, "megatron", _megatron(spec))
+
+
+def engine_settings(spec: RunSpec) -> dict[str, Any]:
+    """The keys of `rollout.engine`. An engine that shares GPUs with training gives its cache back while training goes on."""
+    cluster = spec.trainer.cluster
+    apart = cluster.rollout_nodes > 0
+    rollout: dict[str, Any] = {
+        "tensor_model_parallel_size": spec.rollout.tensor_parallel,
+        "free_cache_engine": spec.rollout.engine == "vllm" and not apart,
+    }
+    if spec.rollout.engine == "vllm":
+        rollout |= {"gpu_memory_utilization": spec.rollout.gpu_memory, "enable_prefix_caching": True}
+    settings = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
+    if apart:
+        settings |= {
+            "actor_rollout_ref.hybrid_engine": False,
+            "actor_rollout_ref.rollout.nnodes": cluster.rollout_nodes,
+            "actor_rollout_ref.rollout.n_gpus_per_node": cluster.gpus_per_node,
+            "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
+        }
+    return settings
+
+
+def _fsdp2(spec: RunSpec) -> dict[str, Any]:
+    """On a CPU in fp32; on GPUs weights and optimizer in fp32 and passes in bf16, verl's default."""
+    trainer = spec.trainer
+    settings: dict[str, Any] = {
+        f"{ACTOR}.strategy": "fsdp2",
+        f"{ACTOR}.optim.lr_scheduler_type": "constant",
+        f"{ACTOR}.fsdp_config.model_dtype": "fp32",
+        f"{ACTOR}.fsdp_config.seed": trainer.seed,
+        f"{ACTOR}.fsdp_config.param_offload": trainer.offload,
+        f"{ACTOR}.fsdp_config.optimizer_offload": trainer.offload,
+        f"{ACTOR}.ulysses_sequence_parallel_size": trainer.parallel.sequence,
+    }
+    if trainer.device == "cpu":
+        settings |= {
+            f"{ACTOR}.use_torch_compile": False,
+            f"{ACTOR}.fsdp_config.use_torch_compile": False,
+            f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype": "fp32",
+            f"+{ACTOR}.fsdp_config.mixed_precision.reduce_dtype": "fp32",
+        }
+    return settings
+
+
+def _veomni(spec: RunSpec) -> dict[str, Any]:
+    return {
+        "optim.lr_scheduler_type": "constant",
+        "veomni.ulysses_parallel_size": spec.trainer.parallel.sequence,
+        "veomni.expert_parallel_size": spec.trainer.parallel.expert,
+    }
+
+
+def _megatron(spec: RunSpec) -> dict[str, Any]:
+    parallel = spec.trainer.parallel
+    return {
+        "optim.lr_decay_style": "constant",
+        "megatron.tensor_model_parallel_size": parallel.tensor,
+        "megatron.expert_model_parallel_size": parallel.expert,
+        "megatron.context_parallel_size": parallel.context,
+        "megatron.pipeline_model_parallel_size": parallel.pipeline,
+    }
+
+
+def _engine(spec: RunSpec, name: str, own: dict[str, Any]) -> dict[str, Any]:
+    """What VeOmni and Megatron have in common. verl replays routes in both by itself (R3)."""
+    common = {
+        f"{name}.seed": spec.trainer.seed,
+        f"{name}.param_offload": spec.trainer.offload,
+        f"{name}.optimizer_offload": spec.trainer.offload,
+        f"{name}.router_replay.mode": "R3" if spec.algorithm.routing_replay else "disabled",
+    }
+    return {f"{ACTOR}.{key}": value for key, value in (common | own).items()}
