@@ -9,7 +9,7 @@ SYNC := $(UV) sync --frozen --compile-bytecode --inexact
 # Byte code on disk saves every worker process several seconds of start-up.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast test-fast-trainer test-fast-rest test-slow lint typecheck install install-light install-dev clean
+.PHONY: help demo test test-fast test-fast-trainer test-fast-rest test-slow soak lint typecheck install install-light install-dev clean
 
 help:
 	@echo "make demo       train the demo policy and watch the held-out solve rate rise"
@@ -34,6 +34,10 @@ test-fast-rest: install-dev
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Hours of a real run in minutes: 2,000 trials at 16 at once with real kills. Not part of the tests: SOAK_ARGS="--n 600 --seed 3".
+soak: install-dev
+	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 lint: install-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -48,6 +48,8 @@ class Grader(BaseVerifier):
     def __init__(self, seconds: int = CHECK_SECONDS, **options: Any) -> None:
         super().__init__(**options)
         self._seconds = seconds
+        self._end = 0.0
+        """When grading must be over (monotonic)."""
 
     async def verify(self) -> VerifierResult:
         verdict = await self._verdict()
@@ -57,6 +59,7 @@ class Grader(BaseVerifier):
     async def _verdict(self) -> Verdict:
         if self.environment.diff is None:
             return Verdict(grade=Grade.NOT_RUN, detail="the agent's diff did not arrive in the grading sandbox")
+        self._end = time.monotonic() + RUNS * self._seconds
         task = full_task(self.task.paths.task_dir)
         plain = task / "tests" / CHECK
         if plain.exists():
@@ -74,14 +77,13 @@ class Grader(BaseVerifier):
             checks = {variant: await asyncio.to_thread(hidden.check, task, variant) for variant in ("tests", *_TWINS)}
         except hidden.NoTests as error:
             return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
-        end = time.monotonic() + RUNS * self._seconds
         verdict = await self._tried_twice(diff, checks["tests"] or "", self._seconds)
         for left, variant in zip(range(len(_TWINS), 0, -1), _TWINS, strict=True):
             text = checks[variant]
             if verdict.grade is not Grade.PASSED or text is None:
                 continue
             await self._refresh()
-            twin = await self._tried_twice(diff, text, max(1, int((end - time.monotonic()) / left - _margin(self._seconds))))
+            twin = await self._tried_twice(diff, text, max(1, int((self._end - time.monotonic()) / left - _margin(self._seconds))))
             if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT):
                 return twin
             if twin.grade is not Grade.PASSED:
@@ -91,10 +93,13 @@ class Grader(BaseVerifier):
         return verdict
 
     async def _tried_twice(self, diff: list[Step], check: str, seconds: int) -> Verdict:
+        """Again in a fresh sandbox where grading did not begin, and where a kill decided: graded code that ends its grader does so again,
+        the machine hardly."""
         verdict = await grade(self.environment, diff, check, seconds)
-        if verdict.grade is Grade.NOT_RUN:
+        left = int(self._end - time.monotonic() - _margin(self._seconds))
+        if verdict.grade is Grade.NOT_RUN or (verdict.killed and left >= 1):
             await self._refresh()
-            verdict = await grade(self.environment, diff, check, seconds)
+            verdict = await grade(self.environment, diff, check, max(1, min(seconds, left)))
         return verdict
 
     async def _refresh(self) -> None:

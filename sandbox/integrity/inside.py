@@ -6,8 +6,8 @@ passed when the checker came to its end, said so, and exited 0: a graded file th
 in the file system, so graded code cannot read it; the monitor belongs to another user; and giving up its user hides the checker's memory.
 Where a sandbox has only one user (no root on the host), a system call hides both.
 
-Answers: `unusable WHY` when the changes cannot be applied; else `ready` before any graded code runs, then `failed`, `tampered` (the check
-said so, or graded code stopped it) or `passed NONCE`.
+Answers: `unusable WHY` when the changes cannot be applied; else `ready` before any graded code runs, then `failed`, `killed` (by SIGKILL,
+which may have come from outside), `tampered` (the check said so, or graded code stopped it) or `passed NONCE`.
 Only what is built into the interpreter is imported: every other import costs more than the grading.
 """
 
@@ -50,6 +50,9 @@ def main() -> None:
         pass
     if os.WIFSTOPPED(status) or os.waitstatus_to_exitcode(status) == TAMPERED:
         os.write(1, b"tampered\n")
+        return
+    if os.waitstatus_to_exitcode(status) == -9:
+        os.write(1, b"killed\n")
         return
     os.set_blocking(news_reader, False)  # a process that graded code left behind may hold the other end
     try:

@@ -27,6 +27,8 @@ class Verdict(BaseModel):
     detail: str = ""
     changed: int = 0
     """Entries of the tree that the agent changed."""
+    killed: bool = False
+    """A process of the grader got SIGKILL. Graded code can bring that about, and so can the machine: such a verdict is reached twice."""
     reverted: list[str] = Field(default_factory=list)
     """Paths of the agent's changes that were left out of grading, see `policy.py`."""
     signs: list[str] = Field(default_factory=list)
@@ -45,6 +47,8 @@ def read_verdict(output: bytes, exit_code: int | None, nonce: bytes, changed: in
         return Verdict(grade=Grade.PASSED, changed=changed)
     if output == READY + b"failed\n" and exit_code == 0:
         return Verdict(grade=Grade.FAILED, changed=changed, detail=errors[-500:])
+    if output == READY + b"killed\n" and exit_code == 0 and changed:
+        return Verdict(grade=Grade.FAILED, changed=changed, killed=True, detail=f"the check was killed: {errors[-500:]}")
     if output == READY + b"tampered\n" and exit_code == 0 and changed:
         return Verdict(grade=Grade.TAMPERED, changed=changed, detail=errors[-500:] or "graded code stopped the check")
     if output.startswith(UNUSABLE):
@@ -55,4 +59,5 @@ def read_verdict(output: bytes, exit_code: int | None, nonce: bytes, changed: in
     if changed == 0:
         grade = Grade.TIMEOUT if exit_code is None else Grade.NOT_RUN
         return Verdict(grade=grade, detail=f"the check broke in the pristine tree (exit {exit_code}): {errors[-500:]}")
-    return Verdict(grade=Grade.TAMPERED, changed=changed, detail=f"graded code ended the grader (exit {exit_code}) with {output[:80]!r}")
+    detail = f"graded code ended the grader (exit {exit_code}) with {output[:80]!r}"
+    return Verdict(grade=Grade.TAMPERED, changed=changed, killed=exit_code == -9, detail=detail)

@@ -36,6 +36,15 @@ def test_who_is_to_blame() -> None:
     assert grade(b"ready\n", exit_code=-9, changed=0) is Grade.NOT_RUN
 
 
+def test_a_kill_is_told_apart_and_is_never_a_pass() -> None:
+    killed = read_verdict(b"ready\nkilled\n", 0, NONCE, 1, "")
+    assert (killed.grade, killed.killed) == (Grade.FAILED, True)
+    assert grade(b"ready\nkilled\n", changed=0) is Grade.NOT_RUN
+    assert read_verdict(b"ready\n", -9, NONCE, 1, "").killed
+    assert not read_verdict(b"ready\n", None, NONCE, 1, "").killed
+    assert not read_verdict(b"ready\nfailed\n", 0, NONCE, 1, "").killed
+
+
 @given(st.binary(max_size=60), st.sampled_from([0, 1, -9, None]))
 def test_no_output_without_the_nonce_passes(output: bytes, exit_code: int | None) -> None:
     assert grade(output, exit_code) is not Grade.PASSED
