@@ -7,6 +7,7 @@ server.json    ServerFile, present while a server is up
 server.log     output of a server started by `rl up`
 runs/          one directory per run (see rundir)
 runtimes/      pinned harness runtimes
+images/        unpacked images of sandboxes
 ```
 """
 
@@ -39,6 +40,7 @@ class DataDir:
         self.server_log = root / "server.log"
         self.runs = root / "runs"
         self.runtimes = root / "runtimes"
+        self.images = root / "images"
 
 
 def default_data_dir() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Self, override
 
 from sandbox.environments.backend import Backend
 from sandbox.environments.errors import SandboxError
+from sandbox.environments.images.cache import IN_PLACE, ImageCache, Rootfs, cache_of
 from sandbox.environments.spec import OPEN_FILES, LimitsMode, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
 
@@ -51,7 +53,12 @@ class Host(Backend):
 
     can_fork: ClassVar[bool] = True
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode, images: ImageCache
+    ) -> None:
+        self._images = images
+        self._rootfs: dict[str, Rootfs] = {}
+        self._held = contextlib.ExitStack()
         self._process = process
         self._channel = channel
         self._state = state
@@ -100,7 +107,7 @@ class Host(Backend):
             await process.wait()
             owner.remove(state)
             raise SandboxError(f"cannot start the sandbox spawner: {error or 'no answer'}") from error
-        host = cls(process, channel, state, mode, message["limits"])
+        host = cls(process, channel, state, mode, message["limits"], cache_of(settings or Settings()))
         host._announce(base)
         return host
 
@@ -130,9 +137,10 @@ class Host(Backend):
 
     @override
     async def create(self, spec: SandboxSpec) -> Sandbox:
+        rootfs = await asyncio.to_thread(self._image, spec.image) if spec.image else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control = Channel(ours, "the sandbox")
-        request = self._request(spec)
+        request = self._request(spec, rootfs)
         with theirs:
             creating = asyncio.ensure_future(self._channel.ask(request, (theirs.fileno(),)))
             try:
@@ -143,7 +151,15 @@ class Host(Backend):
                 if not creating.done():
                     creating.add_done_callback(self._abandon)
                 raise
-        return Sandbox(self._channel, control, spec, self.mode, self.limits_mode, message, request["rlimits"])
+        return Sandbox(self._channel, control, spec, self.mode, self.limits_mode, message, request["rlimits"], rootfs.env if rootfs else {})
+
+    def _image(self, name: str) -> Rootfs:
+        """The layers of an image, which nobody removes while this host runs. Raises ImageError."""
+        if name not in self._rootfs:
+            if not name.startswith(IN_PLACE):
+                self._held.enter_context(self._images.held(self._images.require(name)))
+            self._rootfs[name] = self._images.rootfs(name)
+        return self._rootfs[name]
 
     def _abandon(self, creating: asyncio.Future[tuple[dict[str, object], list[int]]]) -> None:
         """A creation that nobody waits for any more finished: undo it."""
@@ -151,7 +167,7 @@ class Host(Backend):
             number = creating.result()[0]["sandbox"]
             self._undoing = asyncio.ensure_future(self._channel.call({"op": "destroy", "sandbox": number}))
 
-    def _request(self, spec: SandboxSpec) -> dict[str, Any]:
+    def _request(self, spec: SandboxSpec, rootfs: Rootfs | None) -> dict[str, Any]:
         limits = spec.limits
         rlimits = {
             "CORE": 0,
@@ -169,6 +185,7 @@ class Host(Backend):
             "workspace": str(spec.workspace.resolve()) if spec.workspace else None,
             "workdir": spec.workdir,
             "mounts": mounts if inside_usr else [python, *mounts],
+            "layers": [str(layer) for layer in rootfs.layers] if rootfs else [],
             "directories": [(directory.path, directory.owner, directory.mode) for directory in spec.directories],
             "memory_mb": limits.memory_mb,
             "processes": limits.processes,
@@ -182,6 +199,7 @@ class Host(Backend):
         """End every sandbox and the spawner, and remove the state directory."""
         self._withdraw(self._state.parent)
         self._channel.close()
+        self._held.close()
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()

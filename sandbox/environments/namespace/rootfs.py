@@ -1,21 +1,21 @@
 """The file system that a sandbox sees, built inside its new mount namespace.
 
 One tmpfs of limited size holds all that a sandbox can write: root directory, /tmp, home and the upper layer of the work directory.
-Everything else is a read-only mount of a whitelisted host directory. The work directory is an overlay over the pristine tree, whose
+Everything else is a read-only mount of a whitelisted host directory, or comes from an image, whose layers lie below an overlay with its
+upper layer in that tmpfs. The work directory is an overlay over the pristine tree, whose
 files appear as the agent's own (identity-mapped mount; a copy where the file system cannot do that).
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 
-from . import kernel
+from . import image, kernel
 from .confine import Identity
 
 _READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-_IMAGE = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "fd": "/proc/self/fd",
@@ -47,6 +47,8 @@ class Plan:
     mounts: list[tuple[str, str]]
     directories: list[tuple[str, str, int]]
     """(path, `agent` or `root`, mode) of further directories."""
+    layers: list[str]
+    """Directories of the image, the topmost first; empty for the host's programs."""
 
 
 def build_etc(target: str) -> None:
@@ -60,24 +62,31 @@ def build_etc(target: str) -> None:
 def build(plan: Plan) -> None:
     """Assemble the tree at `{store}/root` and make it the root directory of the calling process."""
     root = f"{plan.store}/root"
-    kernel.bind(root, root, kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=False)
-    _image(plan, root)
+    if plan.layers:
+        root = image.stack(plan.store, plan.layers, plan.rootless)
+        image.prepare(plan.store, root, plan.agent, [path for path, _, _ in plan.directories])
+    else:
+        kernel.bind(root, root, kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=False)
+        _host_programs(plan, root)
+    for source, target in plan.mounts:
+        if not _in_workspace(plan, target):
+            _mount_read_only(source, image.reachable(root, target))
     _devices(root)
     _proc(root)
     _directories(plan, root)
-    _workspace(plan, _in(root, plan.workdir))
+    _workspace(plan, image.inside(root, plan.workdir))
     for source, target in plan.mounts:
         if _in_workspace(plan, target):
-            _bind_as_agent(plan, source, _in(root, target))
+            _bind_as_agent(plan, source, image.inside(root, target))
     kernel.pivot(root)
 
 
-def _image(plan: Plan, root: str) -> None:
+def _host_programs(plan: Plan, root: str) -> None:
     for name in ("usr", "etc", "proc", "dev", "sys", "run", "root", "home", "opt", "var", "var/tmp", "tmp"):
         os.mkdir(f"{root}/{name}")
     os.symlink("../run", f"{root}/var/run")
     kernel.bind("/usr", f"{root}/usr", _READ_ONLY)
-    for name in _IMAGE:
+    for name in _PROGRAMS:
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
         elif os.path.isdir(f"/{name}"):
@@ -93,22 +102,11 @@ def _image(plan: Plan, root: str) -> None:
     kernel.bind(plan.etc, f"{root}/etc", _READ_ONLY)
     for name in ("passwd", "group"):
         kernel.bind(f"{users}/{name}", f"{root}/etc/{name}", _READ_ONLY)
-    for source, target in plan.mounts:
-        if not _in_workspace(plan, target):
-            _mount_read_only(source, _in(root, target))
 
 
 def _in_workspace(plan: Plan, target: str) -> bool:
     """Such a mount comes after the work directory, at a place that exists there."""
     return target.startswith(f"{plan.workdir}/")
-
-
-def _in(root: str, path: str) -> str:
-    """The place of a sandbox path before the root has changed: a link on the way would lead out to the host."""
-    place = root + path
-    if os.path.realpath(place) != place:
-        raise OSError(errno.ELOOP, f"{path} leads through a link in the sandbox: name the place itself")
-    return place
 
 
 def _mount_read_only(source: str, target: str) -> None:
@@ -146,7 +144,7 @@ def _proc(root: str) -> None:
 def _directories(plan: Plan, root: str) -> None:
     wanted = [("/tmp", "root", 0o1777), ("/var/tmp", "root", 0o1777), ("/dev/shm", "root", 0o1777), ("/home/agent", "agent", 0o700)]
     for path, owner, mode in [*wanted, *plan.directories]:
-        place = _in(root, path)
+        place = image.inside(root, path)
         os.makedirs(place, exist_ok=True)
         os.chmod(place, mode)
         if owner == "agent" and not plan.rootless:
@@ -162,6 +160,8 @@ def _workspace(plan: Plan, target: str) -> None:
         os.chown(upper, plan.agent.uid, plan.agent.gid)
     if plan.workspace is not None:
         _pristine(plan, plan.workspace, lower)
+    elif plan.layers:
+        lower = target
     options = f"lowerdir={lower},upperdir={upper},workdir={work}" + (",userxattr" if plan.rootless else ",redirect_dir=off,metacopy=off")
     kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 

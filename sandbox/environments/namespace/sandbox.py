@@ -25,7 +25,8 @@ from .pipes import Collector, memory_file
 from .preflight import Mode
 
 GATE_PORT = 8000
-_SHELL = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+_OURS = ("HOME", "USER", "TMPDIR")
+"""What an image cannot set: its own values are those of another user."""
 _KILL_S = 10
 _TRANSFER_S = 60
 
@@ -42,6 +43,7 @@ class Sandbox:
         limits_mode: LimitsMode,
         created: dict[str, Any],
         rlimits: dict[str, int],
+        image_env: Mapping[str, str],
     ) -> None:
         self._spawner = spawner
         self._control = control
@@ -50,6 +52,8 @@ class Sandbox:
         self._rlimits = rlimits
         self._gate: Gate | None = None
         self._crowded = False
+        self._shell: str = created["shell"]
+        self._env = {**DEFAULT_ENV, **{name: value for name, value in image_env.items() if name not in _OURS}}
         self.spec = spec
         self.mode = mode
         self.limits_mode = limits_mode
@@ -72,8 +76,8 @@ class Sandbox:
         or when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it
         cannot start a process (for one, at its process limit).
         """
-        argv = [_SHELL, "-c", command] if isinstance(command, str) else list(command)
-        request = {"op": "exec", "argv": argv, "env": {**DEFAULT_ENV, **(env or {})}, "cwd": cwd or self.spec.workdir, "user": user}
+        argv = [self._shell, "-c", command] if isinstance(command, str) else list(command)
+        request = {"op": "exec", "argv": argv, "env": {**self._env, **(env or {})}, "cwd": cwd or self.spec.workdir, "user": user}
         limit = max_output if max_output is not None else self.spec.limits.output_kb << 10
         return await self._run(request, timeout_s, stdin, (limit, limit))
 

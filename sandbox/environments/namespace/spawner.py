@@ -163,6 +163,7 @@ class Spawner:
                 workspace_map=self._map(message["workspace"], uid),
                 mounts=[(source, target) for source, target in message["mounts"]],
                 directories=[(path, owner, mode) for path, owner, mode in message["directories"]],
+                layers=message["layers"],
             )
             pid = self._fork_init()
             if pid == 0:
@@ -212,7 +213,8 @@ class Spawner:
             self._confine_init(plan.agent)
             root = plan.agent if self._rootless else Identity(0, 0, ROOT_CAPABILITIES)
             init = Init(control, {"agent": plan.agent, "root": root}, limits, self._rootless, self._user_namespace)
-            os.write(announce, b"{}")
+            shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+            os.write(announce, json.dumps({"shell": shell}).encode())
             os.close(announce)
         except BaseException as error:  # noqa: BLE001 -- whatever went wrong must reach the owner, and this process must end
             os.write(announce, json.dumps({"error": str(error) or repr(error)}).encode())
@@ -292,7 +294,8 @@ class Spawner:
             return
         paths = list(sandbox.group.paths.values()) if sandbox.group else []
         uid = UID_BASE if self._rootless else UID_BASE + sandbox.slot
-        self._send({"id": sandbox.created_by, "sandbox": sandbox.slot, "uid": uid, "cgroups": paths, "store": sandbox.store})
+        facts = {"sandbox": sandbox.slot, "uid": uid, "cgroups": paths, "store": sandbox.store}
+        self._send({"id": sandbox.created_by, **facts, "shell": message["shell"]})
 
     def _kill(self, sandbox: _Sandbox) -> None:
         if sandbox.group:

@@ -16,7 +16,8 @@ from sandbox.environments.namespace.preflight import Mode, problems
 from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.environments.spec import SandboxSpec
 from sandbox.redteam.ordinary import as_ordinary_user
-from server.schemas.runspec import Limits
+from server.schemas.runspec import Images, Limits
+from server.schemas.runspec import Sandbox as Settings
 
 LIMITS = Limits(memory_mb=128, processes=32, cpu_s=20, disk_mb=16, output_kb=64)
 
@@ -68,7 +69,8 @@ def _run(body: Body, mode: Mode) -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory(prefix="contract-") as directory:
             Path(directory).chmod(0o755)
-            async with Host.open(Path(directory, "state"), mode=mode) as host:
+            settings = Settings(images=Images(cache=Path(directory, "images")))
+            async with Host.open(Path(directory, "state"), settings, mode=mode) as host:
                 await body(Place(host, Path(directory)))
 
     asyncio.run(main())

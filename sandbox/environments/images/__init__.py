@@ -1,0 +1,1 @@
+"""Images of sandboxes: unpacked once into a content-addressed cache, then only read."""
