@@ -207,17 +207,15 @@ class ArchiveRow(Base):
 class RegradeRow(Base):
     """A further verdict on an archived diff; the first one stays with the trial. The newest one counts where verdicts are shown.
 
-    `outcome` is the whole Outcome document.
+    `outcome` is the whole `Scored` document: what could not be graded leaves no row.
     """
 
     __tablename__ = "regrades"
-    __table_args__ = (sa.CheckConstraint("(kind = 'scored') = (reward IS NOT NULL)", name="ck_regrades_reward"),)
     run_id: Mapped[str] = _run_key()
     trial_id: Mapped[str] = mapped_column(primary_key=True)
     verifier: Mapped[str] = mapped_column(primary_key=True)
     inputs: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str]
-    reward: Mapped[int | None]
+    reward: Mapped[int]
     outcome: Mapped[Json]
     time: Mapped[float]
 

@@ -200,8 +200,7 @@ class Projection:
             trial_id=body.trial_id,
             verifier=body.verifier,
             inputs=body.inputs,
-            kind=body.outcome.kind,
-            reward=body.outcome.reward if isinstance(body.outcome, Scored) else None,
+            reward=body.outcome.reward,
             outcome=_deep(body.outcome.model_dump(mode="json")),
             time=event.time,
         )

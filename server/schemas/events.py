@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .machine import MachineFinding
-from .outcome import Outcome, Stage
+from .outcome import Outcome, Scored, Stage
 from .states import Phase, RunState, TrialState
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -121,13 +121,13 @@ class ArchiveBody(_Body):
 
 class RegradeBody(_Body):
     """A further verdict on the archived diff of a trial. `inputs` is the SHA-256 of all that it was reached from: diff, tree, tests and
-    grader. The same inputs are graded once per verifier."""
+    grader. The same inputs are graded once per verifier; what could not be graded is no verdict."""
 
     type: Literal["regrade"] = "regrade"
     trial_id: Name
     verifier: Literal["separate", "shared"]
     inputs: Name
-    outcome: Outcome
+    outcome: Scored
 
 
 class MachineBody(_Body):

@@ -24,11 +24,9 @@ def upgrade() -> None:
         sa.Column("trial_id", sa.String(), nullable=False),
         sa.Column("verifier", sa.String(), nullable=False),
         sa.Column("inputs", sa.String(), nullable=False),
-        sa.Column("kind", sa.String(), nullable=False),
-        sa.Column("reward", sa.Integer(), nullable=True),
+        sa.Column("reward", sa.Integer(), nullable=False),
         sa.Column("outcome", sa.JSON(), nullable=False),
         sa.Column("time", sa.Double(), nullable=False),
-        sa.CheckConstraint("(kind = 'scored') = (reward IS NOT NULL)", name="ck_regrades_reward"),
         sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"], name=op.f("fk_regrades_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "trial_id", "verifier", "inputs", name=op.f("pk_regrades")),
     )
