@@ -36,6 +36,9 @@ class TrialEnvironment(SandboxEnvironment):
     sealed = False
     usage: UsageReport | None = None
     changes: list[Change] | None = None
+    """What the agent changed: collected when its sandbox is sealed, or put here before that by who regrades an archived diff."""
+    archived: Path | None = None
+    """The host's file that keeps them."""
     diff: list[Step] | None = None
     """In the verifier's environment: what the agent changed."""
 
@@ -50,6 +53,8 @@ class TrialEnvironment(SandboxEnvironment):
         self.sealed = True
         await self.sandbox.kill()
         self.usage = await self.sandbox.usage()
+        if self.changes is not None:
+            return
         try:
             self.changes = await self.sandbox.changes(MAX_BYTES)
         except SandboxLost:
@@ -105,6 +110,7 @@ class TrialEnvironment(SandboxEnvironment):
         target = Path(target_path)
         if source_path == self.workdir and self.changes is not None:
             await asyncio.to_thread(target.write_text, dump(self.changes))
+            self.archived = target
         elif target.is_dir():  # noqa: ASYNC240
             target.rmdir()  # noqa: ASYNC240 -- Harbor made it empty; it would be packed, staged and sent on for nothing
 

@@ -106,6 +106,8 @@ class Attempt:
     exit_code: int | None = None
     cpu_s: float = 0
     """What the agent's sandbox used."""
+    archived: Path | None = None
+    """The diff that it was graded from."""
 
     @property
     def task(self) -> Path:
@@ -132,6 +134,7 @@ class Attempt:
         finally:
             _forget_loggers(self.name)
         self.exit_code = agent.exit_code
+        self.archived = environment.archived
         if environment.usage is not None:
             self.cpu_s = environment.usage.cpu_s
         return self._facts(result, environment.fault or _killed(self.exit_code))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from server.schemas.events import StageTimingBody, TrialBody
+from server.schemas.events import ArchiveBody, StageTimingBody, TrialBody
 from server.schemas.outcome import ADMISSION, Cause, Failed, Scored, Stage
 from server.schemas.spool import Reporter
 from server.schemas.states import TERMINAL_TRIAL_STATES, TrialState
@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 _RETRIED_HERE = {Cause.SANDBOX_SETUP, Cause.AGENT_SETUP}
 _HARNESS_LOGS = ("agent/trajectory.json", "agent/stream.jsonl", "agent/stderr.log", "agent/harness.log")
-_ARTIFACTS = (*_HARNESS_LOGS, "artifacts/workspace", "verifier/verdict.json", "result.json")
+_ARTIFACTS = (*_HARNESS_LOGS, "verifier/verdict.json", "result.json")
+DIFF = "diff"
+"""Name of the artifact that a trial is graded from: what the agent changed, never tests or a solution."""
 
 
 class TrialConflict(Exception):
@@ -57,6 +59,8 @@ class LiveTrial:
         self._reporter.report(TrialBody(trial_id=self.request.trial_id, state=state, stage=stage))
 
     def finish(self, outcome: Scored | Failed, exit_code: int | None, artifacts: list[ArtifactRef]) -> None:
+        for diff in (artifact for artifact in artifacts if artifact.name == DIFF):
+            self._reporter.report(ArchiveBody(trial_id=self.request.trial_id, path=diff.path, size=diff.size, sha256=diff.sha256))
         stage = Stage.DONE if isinstance(outcome, Scored) else outcome.stage
         state = TrialState.SCORED if isinstance(outcome, Scored) else TrialState.FAILED
         self.enter(stage, state, outcome)
@@ -123,7 +127,7 @@ class Trials:
     async def _run(self, trial: LiveTrial) -> None:
         try:
             outcome, attempt = await self._attempts(trial)
-            artifacts = await asyncio.to_thread(_artifacts, self._root, self._room.trials / attempt.name)
+            artifacts = await asyncio.to_thread(_artifacts, self._root, self._room.trials / attempt.name, attempt.archived)
             trial.finish(outcome, attempt.exit_code, artifacts)
         except asyncio.CancelledError:
             trial.finish(decide(Facts(stage=trial.view.stage, cancelled=True, error="cancelled on request")), None, [])
@@ -145,11 +149,12 @@ class Trials:
         raise AssertionError("unreachable")
 
 
-def _artifacts(root: Path, directory: Path) -> list[ArtifactRef]:
-    found = []
-    for name in _ARTIFACTS:
-        path = directory / name
-        if path.is_file():
-            data = path.read_bytes()
-            found.append(ArtifactRef(name=name, path=str(path.relative_to(root)), size=len(data), sha256=hashlib.sha256(data).hexdigest()))
-    return found
+def _artifacts(root: Path, directory: Path, diff: Path | None) -> list[ArtifactRef]:
+    paths = {name: directory / name for name in _ARTIFACTS} | ({DIFF: diff} if diff is not None else {})
+    return [_reference(root, name, path) for name, path in paths.items() if path.is_file()]
+
+
+def _reference(root: Path, name: str, path: Path) -> ArtifactRef:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return ArtifactRef(name=name, path=str(path.relative_to(root)), size=path.stat().st_size, sha256=digest)

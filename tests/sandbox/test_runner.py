@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -83,12 +84,16 @@ def test_a_trial_from_request_to_outcome() -> None:
         stages = [timing.stage for timing in view.timings]
         assert stages == [Stage.SANDBOX_SETUP, Stage.AGENT_SETUP, Stage.AGENT, Stage.COLLECT, Stage.VERIFIER]
         assert all(timing.finished is not None and timing.finished >= timing.started for timing in view.timings)
-        assert {"verifier/verdict.json", "artifacts/workspace"} <= {artifact.name for artifact in view.artifacts}
+        assert {"verifier/verdict.json", "diff"} <= {artifact.name for artifact in view.artifacts}
         assert all((room.trials.parent / artifact.path).stat().st_size == artifact.size for artifact in view.artifacts)
 
         events = [Event.model_validate_json(line).body for line in spool.read_text().splitlines()]
         assert [event.stage for event in events if event.type == "trial"] == [*stages, Stage.DONE]
         assert [event.stage for event in events if event.type == "stage_timing"] == stages
+        (archived,) = [event for event in events if event.type == "archive"]
+        diff = (room.trials.parent / archived.path).read_bytes()
+        assert (archived.trial_id, archived.size, archived.sha256) == ("t1", len(diff), hashlib.sha256(diff).hexdigest())
+        assert b"check.py" not in diff and b"solve.sh" not in diff
 
     served(body)
 

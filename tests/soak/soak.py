@@ -167,7 +167,7 @@ def _script(world: World, task: str, solves: bool, rng: random.Random) -> list[s
 def _diff(world: World, view: TrialView) -> str | None:
     """The archived diff, as text that two equal diffs have in common."""
     for artifact in view.artifacts:
-        if artifact.name.startswith("artifacts/"):
+        if artifact.name == "diff":
             steps = json.loads((world.run.root / artifact.path).read_bytes())
             return json.dumps(sorted((kind, path, base64.b64decode(data).decode(errors="replace")) for kind, path, _, data in steps))
     return None
