@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CollectorRegistry
 
 from .changes import Changes
 from .checks.service import CheckService
@@ -18,9 +19,10 @@ from .errors import install_handlers
 from .launchers.follower import Follower
 from .launchers.process import ProcessLauncher
 from .routes import checks as check_routes
-from .routes import diagnosis, events, findings, info, plans, runs, trials
+from .routes import diagnosis, events, findings, info, plans, runs, telemetry, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
+from .telemetry.requests import RequestMetrics
 from .ui import pages
 from .version import VERSION
 
@@ -49,9 +51,11 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="lego-rl", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     names = (*LOOPBACK_NAMES, settings.host, *settings.hostnames)
     hostnames = frozenset(name.lower() for name in names) if settings.is_loopback else None
+    app.state.requests = CollectorRegistry()
+    app.add_middleware(RequestMetrics, registry=app.state.requests)
     app.add_middleware(Perimeter, hostnames=hostnames)
     install_handlers(app)
-    for routes in (info, check_routes, plans, runs, events, trials, findings, diagnosis):
+    for routes in (info, check_routes, plans, runs, events, trials, findings, diagnosis, telemetry):
         app.include_router(routes.router)
     app.include_router(pages.router)
     app.mount("/static", StaticFiles(packages=[("server.ui", "static")]), name="static")

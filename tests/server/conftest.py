@@ -9,8 +9,11 @@ from fastapi.testclient import TestClient
 
 from server.app import create_app
 from server.db import Database
+from server.db.models import PlanRow, Run
 from server.schemas.events import Event
+from server.schemas.states import RunState
 from server.settings import Settings
+from server.spec import resolve
 
 from .postgres import new_database, postgres_server
 
@@ -68,3 +71,17 @@ def report(client: TestClient) -> Callable[..., int]:
         return int(answer.json()["stored"])
 
     return send
+
+
+@pytest.fixture
+def run_id(client: TestClient, settings: Settings) -> str:
+    """A run as the launcher leaves it, without processes."""
+    resolved = resolve({"extends": "local"}, {"trainer.steps": 2})
+    with client.app.state.context.db.write() as session:  # type: ignore[attr-defined]
+        plan = PlanRow(digest=resolved.digest, spec=resolved.spec.model_dump(mode="json"), provenance={}, summary="", created=0)
+        session.add(plan)
+        session.flush()
+        # The follower leaves a run alone while it is only created.
+        session.add(Run(run_id="r1", name="n", digest=plan.digest, state=RunState.CREATED, token_sha256="", steps_expected=2, created=1))
+    (settings.data.runs / "r1" / "captures").mkdir(parents=True)
+    return "r1"

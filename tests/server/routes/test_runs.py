@@ -9,25 +9,8 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from server.db.models import PlanRow, Run
 from server.schemas.capture import CaptureRecord
-from server.schemas.states import RunState
 from server.settings import Settings
-from server.spec import resolve
-
-
-@pytest.fixture
-def run_id(client: TestClient, settings: Settings) -> str:
-    """A run as the launcher leaves it, without processes."""
-    resolved = resolve({"extends": "local"}, {"trainer.steps": 2})
-    with client.app.state.context.db.write() as session:  # type: ignore[attr-defined]
-        plan = PlanRow(digest=resolved.digest, spec=resolved.spec.model_dump(mode="json"), provenance={}, summary="", created=0)
-        session.add(plan)
-        session.flush()
-        # The follower leaves a run alone while it is only created.
-        session.add(Run(run_id="r1", name="n", digest=plan.digest, state=RunState.CREATED, token_sha256="", steps_expected=2, created=1))
-    (settings.data.runs / "r1" / "captures").mkdir(parents=True)
-    return "r1"
 
 
 def group(step: int, phase: str = "train", size: int = 8, name: str = "") -> dict[str, Any]:
