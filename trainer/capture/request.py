@@ -54,4 +54,4 @@ class Request:
         tools = self.tools if isinstance(self.tools, Tools) else Tools(self.tools)
         object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "tools_key", tools.key)
-        object.__setattr__(self, "call", digest((self.thread, tools.key, *(message.digest for message in self.messages))))
+        object.__setattr__(self, "call", digest((self.thread, tools.key, b"".join(message.digest for message in self.messages))))

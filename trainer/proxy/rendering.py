@@ -8,7 +8,8 @@ not grow with the conversation.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +40,8 @@ MAX_ARGUMENTS_DEPTH = 48
 MAX_REMEMBERED = 400_000
 """Characters of a system prompt with its tools; a longer one is rendered every time."""
 STAND_IN = Message("system", "")
+SHORT = 64
+"""Characters. The template's own words are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +152,12 @@ class Rendering:
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
         """What `messages` add behind a sampled turn; None when the renderer cannot prove that the turn's ids stay as they are."""
         known = generation_prompt + sampled
-        rendered = self._renderer.bridge_to_next_turn(
-            generation_prompt, sampled, self._shield.cover([message.wire() for message in messages]), tools=tools or None
-        )
+        said = self._shield.cover([message.wire() for message in messages])
+        with self._adapter.standing_in() as texts:
+            rendered = self._renderer.bridge_to_next_turn(generation_prompt, sampled, said, tools=tools or None)
         if rendered is None or rendered.token_ids[: len(known)] != known:
             return None
-        return _split(rendered, len(known), len(messages))
+        return _spell_out(_split(rendered, len(known), len(messages)), [self._shield.encode(text) for text in texts])
 
     def splice(self, bridged: Rendered, messages: Sequence[Message], tools: Tools, position: int) -> Rendered:
         """Behind a sampled turn, messages among which are assistant messages that were not sampled there: `bridged` holds those up to
@@ -234,6 +237,18 @@ def _split(rendered: RenderedTokens, known: int, count: int) -> Rendered:
     return Rendered(rendered.token_ids[known:], ends)
 
 
+def _spell_out(rendered: Rendered, texts: Sequence[list[int]]) -> Rendered:
+    """With the ids of each text in place of what stood in for it."""
+    ids, at = list[int](), [0]
+    for token in rendered.ids:
+        if token < 0:
+            ids += texts[-1 - token]
+        else:
+            ids.append(token)
+        at.append(len(ids))
+    return Rendered(ids, [at[end] for end in rendered.ends])
+
+
 class _Adapter:
     """The tokenizer surface that `renderers` asks for, without the import of transformers."""
 
@@ -243,10 +258,26 @@ class _Adapter:
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = tokenizer.token_to_id("<|im_end|>")
         self._short = lru_cache(maxsize=512)(lambda text: tuple(shield.encode(text)))
+        self._texts: list[str] | None = None
+
+    @contextmanager
+    def standing_in(self) -> Iterator[list[str]]:
+        """In here, one number below zero stands for a whole text, the n-th text as -n: `renderers` keeps four lists of all tokens, and
+        only ever compares those of the template."""
+        self._texts = texts = list[str]()
+        try:
+            yield texts
+        finally:
+            self._texts = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The template's own words are encoded a dozen times for each turn, and are short."""
-        return list(self._short(text)) if len(text) < 64 else self._shield.encode(text)
+        if len(text) < SHORT:
+            return list(self._short(text))
+        if self._texts is None:
+            return self._shield.encode(text)
+        self._texts.append(text)
+        return [-len(self._texts)]
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))

@@ -40,6 +40,38 @@ def test_a_rollouts_bodies_read_as_each_would_alone(bodies: list[dict[str, Any]]
         assert outcome(reader, raw) == outcome(None, raw)
 
 
+MORE = st.lists(VALUES, min_size=1, max_size=3)
+GARBAGE = st.sampled_from([b",", b", ", b",1", b"]", b",1],[", b'],"x":[', b",[", b"1", b',"', b" ,{}", b",\n2 ", b",\xff"])
+
+
+@settings(max_examples=60)
+@given(st.lists(MORE, min_size=1, max_size=4), FIELDS, GARBAGE, st.sampled_from([(",", ":"), (", ", ": ")]), st.data())
+def test_a_body_that_grows_reads_as_it_would_alone(
+    steps: list[list[Any]], name: str, garbage: bytes, separators: tuple[str, str], data: st.DataObject
+) -> None:
+    """More items at the end of a list, which may not be the one that grows, and then something that is no JSON, or is by chance."""
+    reader, items = Reader(), list[Any]()
+    before, behind = data.draw(BODIES), data.draw(BODIES)
+    for more in steps:
+        items += more
+        raw = json.dumps({**before, name: items, **behind}, separators=separators).encode()
+        assert outcome(reader, raw) == outcome(None, raw)
+        for at in (i for i in range(len(raw)) if raw[i : i + 1] == b"]"):
+            grown = raw[:at] + garbage + raw[at:]
+            assert outcome(reader, grown) == outcome(None, grown)
+    assert outcome(reader, raw) == outcome(None, raw)
+
+
+def test_a_body_that_grows_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, messages = Reader(), [{"role": "user", "content": f"{i}"} for i in range(6)]
+    reader.load(json.dumps({"messages": messages[:2], "model": "m"}).encode())
+    monkeypatch.setattr(reader, "_anew", lambda raw: pytest.fail("the whole body was read"))
+    for size in (4, 5):
+        body = reader.load(json.dumps({"messages": messages[:size], "model": "m"}).encode())
+        assert body == {"messages": messages[:size], "model": "m"}
+        assert OpenAIChat().parse(body, {}) == OpenAIChat().parse(dict(body), {})
+
+
 @given(st.binary(max_size=40) | st.text(alphabet='{}[]":,\\u0dD8fmesag 1e9-.NaInity', max_size=40).map(str.encode))
 def test_what_is_no_json_is_refused_in_the_same_words(raw: bytes) -> None:
     reader = Reader()

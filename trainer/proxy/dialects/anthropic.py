@@ -10,7 +10,7 @@ from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import KindHint, Request, Tools
 from trainer.proxy.dialects.anthropic_answer import AnthropicEvents, answer
 from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, fold_system, header, join, wrong
-from trainer.proxy.dialects.reader import read
+from trainer.proxy.dialects.reader import read, read_all
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Writer
 
@@ -43,8 +43,8 @@ class Anthropic:
     def parse(self, body: Any, headers: Mapping[str, str]) -> Request:
         body = an_object(body, "the body")
         messages = list(read(body, _system, body.get("system"), "system"))
-        for i, item in enumerate(a_list(body.get("messages"), "messages")):
-            messages += read(body, _messages, item, f"messages[{i}]")
+        for made in read_all(body, _messages, a_list(body.get("messages"), "messages"), "messages"):
+            messages += made
         if not any(message.role != "system" for message in messages):
             raise wrong("messages", "a list of at least one message")
         tools, unnamed = read(body, _tools, body.get("tools") or [], "tools")

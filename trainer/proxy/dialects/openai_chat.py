@@ -12,7 +12,7 @@ from trainer.capture.message import Message, Role, ToolCall
 from trainer.capture.request import Request, Tools
 from trainer.proxy.blocks import Blocks, Call, Close, Delta, Event, Open
 from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, arguments, fold_system, header, join, sse, wrong
-from trainer.proxy.dialects.reader import read
+from trainer.proxy.dialects.reader import read, read_all
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Writer
 
@@ -44,7 +44,7 @@ STATUS = {
 class OpenAIChat:
     def parse(self, body: Any, headers: Mapping[str, str]) -> Request:
         body = an_object(body, "the body")
-        messages = [read(body, _message, item, f"messages[{i}]") for i, item in enumerate(a_list(body.get("messages"), "messages"))]
+        messages = read_all(body, _message, a_list(body.get("messages"), "messages"), "messages")
         if not messages:
             raise wrong("messages", "a list of at least one message")
         options = an_object(body.get("stream_options") or {}, "stream_options")

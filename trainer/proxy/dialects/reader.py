@@ -31,16 +31,18 @@ class Part:
 class Body(dict[str, Any]):
     """A parsed body. Its items are shared with earlier and later bodies, so nobody may change them."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("made", "parts")
 
-    def __init__(self, fields: dict[str, Any], parts: dict[int, Part]) -> None:
+    def __init__(self, fields: dict[str, Any], parts: dict[int, Part], made: dict[Callable[[Any, str], Any], list[Any]]) -> None:
+        """`made` are lists of what dialects made of the items of the body that this one goes on from."""
         super().__init__(fields)
-        self.parts = parts
+        self.parts, self.made = parts, made
 
 
 class Reader:
-    """Parses nothing twice: what is byte for byte as it was in an earlier body is the value that was read then. The outcome is that of
-    `load`, which also reads every body that the quick way refuses, and words the errors."""
+    """Parses nothing twice. A body that is the one before with more items at the end of its list costs what the new items cost; else what
+    is byte for byte as it was in an earlier body is the value that was read then. The outcome is that of `load`, which also reads every
+    body that the quick ways refuse, and words the errors."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Part] = {}
@@ -49,27 +51,58 @@ class Reader:
         """Bytes of the parts that are kept."""
         self._object = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._list = msgspec.json.Decoder(list[msgspec.Raw])
+        self._forget()
 
     def load(self, raw: bytes) -> Any:
         """The body, a `Body` when it is an object. Raises Refusal as `fields.load` does."""
         if self.held > len(raw) + KEPT_BYTES:
             self._forget()
         try:
-            fields = {name: self._field(name, bytes(value)) for name, value in self._object.decode(raw).items()}
+            body = self._grown(raw) or self._anew(raw)
         except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return load(raw)
-        body = Body(fields, self._parts)
         if self.held > MOST_BYTES:
             self._forget()
         return body
 
     def _forget(self) -> None:
         self._known, self._parts, self.held = {}, {}, 0
+        self._head = self._tail = b""
+        self._name, self._body = "", Body({}, {}, {})
+
+    def _grown(self, raw: bytes) -> Body | None:
+        """By the bytes up to the end of the list in the last body, and from there on: JSON with more items between them is the last body
+        with more items."""
+        head, tail = self._head, self._tail
+        if not (head and len(raw) > len(head) + len(tail) and raw.startswith(head) and raw.endswith(tail)):
+            return None
+        end = len(raw) - len(tail)
+        new = raw[len(head) : end]
+        if not new.startswith(b","):
+            return None
+        last = self._body
+        if not (items := self._items(b"[" + new[1:] + b"]")):
+            return None
+        self._head, self._body = raw[:end], Body({**last, self._name: last[self._name] + items}, self._parts, last.made)
+        return self._body
+
+    def _anew(self, raw: bytes) -> Body:
+        fields = {name: bytes(value) for name, value in self._object.decode(raw).items()}
+        body = Body({name: self._field(name, value) for name, value in fields.items()}, self._parts, {})
+        self._head = b""
+        lists = [name for name in LISTS & fields.keys() if isinstance(body[name], list) and body[name]]
+        if len(lists) == 1 and raw.count(text := fields[lists[0]]) == 1:  # else its place is not known
+            end = raw.index(text) + len(text) - 1
+            self._head, self._tail, self._name, self._body = raw[:end], raw[end:], lists[0], body
+        return body
 
     def _field(self, name: str, raw: bytes) -> Any:
         if name in LISTS and raw.startswith(b"["):
-            return [self._part(bytes(item), MAX_DEPTH - 2) for item in self._list.decode(raw)]
+            return self._items(raw)
         return parse(raw, MAX_DEPTH - 1) if len(raw) < SMALL else self._part(raw, MAX_DEPTH - 1)
+
+    def _items(self, raw: bytes) -> list[Any]:
+        return [self._part(bytes(item), MAX_DEPTH - 2) for item in self._list.decode(raw)]
 
     def _part(self, raw: bytes, depth: int) -> Any:
         part = self._known.get(raw)
@@ -89,3 +122,10 @@ def read[T](body: dict[str, Any], make: Callable[[Any, str], T], value: Any, whe
         part.made[make] = make(value, where)
     made: T = part.made[make]
     return made
+
+
+def read_all[T](body: dict[str, Any], make: Callable[[Any, str], T], items: list[Any], where: str) -> list[T]:
+    """`read` of every item of the list that a `Body` grows by."""
+    made: list[T] = body.made.setdefault(make, []) if isinstance(body, Body) else []
+    made += [read(body, make, items[i], f"{where}[{i}]") for i in range(len(made), len(items))]
+    return made[: len(items)]
