@@ -63,6 +63,8 @@ class Exclusion(StrEnum):
     AUXILIARY = "auxiliary"
     UNALIGNED = "unaligned"
     """Its history was rewritten, and the run trains the parent's exact history only."""
+    STALE = "stale"
+    """Its group was unfinished when the last step that may train it was due."""
     OTHER_THREAD = "other_thread"
     """A sub-agent's, and the run trains the parent's conversation only."""
 

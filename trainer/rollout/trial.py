@@ -84,6 +84,14 @@ class TrialRoom:
         self.reporter.report(
             TrialBody(trial_id=trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED, group_id=group.group_id, sample=sample)
         )
+        try:
+            return await self._rollout(group, sample, trial_id)
+        except asyncio.CancelledError as given_up:
+            why = str(given_up) or "the trainer gave it up"
+            self.reporter.report(OutcomeBody(trial_id=trial_id, outcome=Failed(stage=Stage.AGENT, cause=Cause.CANCELLED, detail=why)))
+            raise
+
+    async def _rollout(self, group: Group, sample: int, trial_id: str) -> Rollout:
         key = secrets.token_urlsafe(32)
         url = await self.proxy.open(trial_id, key, self._sampling(), rollout_limits(self.spec), group.harness)
         try:
