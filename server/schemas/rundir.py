@@ -62,12 +62,13 @@ class ExitFile(_File):
 
 class CheckpointFile(_File):
     """Written when everything of the checkpoint after `step` updates is on disk, so it always names a whole one. `metrics` are those of
-    the step, should its event be lost."""
+    the step, should its event be lost. `unfinished`: tasks that were begun and not trained, which the next start plays first."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     step: int
     metrics: dict[str, float]
+    unfinished: list[str] = []
 
 
 class RunDir:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ from server.schemas.rundir import RunDir
 from server.schemas.runspec import Kind, RunSpec
 from server.schemas.tasks import HELD_OUT, TRAIN
 
+from .backends import backend_settings, engine_settings
+from .learning import objective_settings, schedule_settings
+
 MICRO_BATCH_TOKENS = 4096
 """Padded tokens per forward pass, measured with the demo policy: 1024 costs a fifth more, 8192 gains nothing."""
+PLAIN = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
 ROWS_PER_ROLLOUT = 16
 """Room in the TransferQueue: branches per rollout on average, far above what harnesses make."""
 
@@ -36,8 +41,23 @@ class Place:
 
 def overrides(spec: RunSpec, place: Place) -> list[str]:
     """Hydra overrides, `+` where verl's own file lacks the key."""
-    settings = _run(spec, place) | _data(spec, place) | _model(spec, place) | _actor(spec) | _rollout(spec) | _machine(spec, place)
-    return [f"{key}={_text(value)}" for key, value in settings.items()]
+    return [f"{key}={_text(value)}" for key, value in settings(spec, place).items()]
+
+
+def settings(spec: RunSpec, place: Place) -> dict[str, Any]:
+    """verl's key → value, with Hydra's `+` in front of a key that verl's own file lacks."""
+    return (
+        _run(spec, place)
+        | _data(spec, place)
+        | _model(spec, place)
+        | _actor(spec)
+        | objective_settings(spec.algorithm)
+        | schedule_settings(spec.trainer)
+        | backend_settings(spec)
+        | _rollout(spec)
+        | engine_settings(spec)
+        | _machine(spec, place)
+    )
 
 
 def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
@@ -50,13 +70,12 @@ def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
         "+lego.run_dir": str(place.run.root),
         "+lego.attempt": place.attempt,
         "trainer.use_v1": True,
-        "trainer.v1.trainer_mode": "lego_sync",
         "trainer.device": spec.trainer.device,
-        "trainer.nnodes": 1,
-        "trainer.n_gpus_per_node": 1,
+        "trainer.nnodes": spec.trainer.cluster.nodes,
+        "trainer.n_gpus_per_node": spec.trainer.cluster.gpus_per_node,
         "trainer.project_name": "lego-rl",
         "trainer.experiment_name": place.run_id,
-        "trainer.logger": ["console"],
+        "trainer.logger": ["console", *spec.reporting.trackers],
         "trainer.total_training_steps": steps,
         "trainer.total_epochs": steps,  # an epoch has at least one step
         "trainer.val_before_train": not place.step,
@@ -83,41 +102,30 @@ def _data(spec: RunSpec, place: Place) -> dict[str, Any]:
 
 
 def _model(spec: RunSpec, place: Place) -> dict[str, Any]:
-    return {
+    on_cpu = spec.trainer.device == "cpu"
+    model = {
         "actor_rollout_ref.model.path": str(place.model),
         "actor_rollout_ref.model.use_remove_padding": True,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": not on_cpu,
     }
+    return model | ({"+actor_rollout_ref.model.override_config.attn_implementation": "sdpa"} if on_cpu else {})
 
 
 def _actor(spec: RunSpec) -> dict[str, Any]:
-    algorithm, trainer = spec.algorithm, spec.trainer
+    trainer = spec.trainer
     actor = {
-        "strategy": "fsdp2",
-        "use_torch_compile": False,
-        "fsdp_config.use_torch_compile": False,
-        "fsdp_config.model_dtype": "fp32",
-        "fsdp_config.seed": trainer.seed,
-        "policy_loss.loss_mode": algorithm.loss,
-        "loss_agg_mode": "seq-mean-token-mean",
-        "clip_ratio_low": algorithm.clip_low,
-        "clip_ratio_high": algorithm.clip_high,
-        "ppo_epochs": algorithm.epochs,
         "ppo_mini_batch_size": spec.rollout.tasks_per_step,  # verl's own split is not used: `lego_sync` assembles mini-batches
         "data_loader_seed": trainer.seed,
-        "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": max(MICRO_BATCH_TOKENS, spec.model.context),
+        "use_dynamic_bsz": trainer.micro_batch is None,
+        "ppo_micro_batch_size_per_gpu": trainer.micro_batch,
+        "ppo_max_token_len_per_gpu": max(MICRO_BATCH_TOKENS, -(-spec.model.context // trainer.parallel.sequence)),
         "optim.lr": trainer.learning_rate,
         "optim.betas": list(trainer.betas),
         "optim.weight_decay": trainer.weight_decay,
         "optim.clip_grad": trainer.grad_clip,
-        "optim.lr_scheduler_type": "constant",
         "checkpoint.save_contents": ["hf_model", *(["model", "optimizer", "extra"] if trainer.checkpoint.every else [])],
     }
     return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | {
-        "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
-        "+actor_rollout_ref.actor.fsdp_config.mixed_precision.reduce_dtype": "fp32",
         "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
         "critic.enable": False,
@@ -134,8 +142,6 @@ def _rollout(spec: RunSpec) -> dict[str, Any]:
         "seed": spec.trainer.seed,
         "calculate_log_probs": True,
         "enable_rollout_routing_replay": spec.algorithm.routing_replay,
-        "tensor_model_parallel_size": 1,
-        "free_cache_engine": False,
         "agent.num_workers": 1,
     }
     return {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()} | {
@@ -147,19 +153,31 @@ def _rollout(spec: RunSpec) -> dict[str, Any]:
 def _machine(spec: RunSpec, place: Place) -> dict[str, Any]:
     rows = spec.rollout.tasks_per_step * spec.rollout.group_size * ROWS_PER_ROLLOUT
     settings = {
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": spec.trainer.cluster.nodes,
         "transfer_queue.backend.SimpleStorage.total_storage_size": rows,
-        "+ray_kwargs.ray_init.address": "local",  # a cluster of our own, whatever else runs on the machine
-        "+ray_kwargs.ray_init._temp_dir": str(place.ray_temp),
-        "ray_kwargs.ray_init.num_cpus": 8,  # logical: verl's small actors reserve one each
-        "+ray_kwargs.ray_init.num_gpus": 1,  # logical: verl counts workers in GPUs
-        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init.address": spec.trainer.cluster.ray,
         "+ray_kwargs.ray_init.log_to_driver": False,
-        "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
-        "+ray_kwargs.ray_init._node_ip_address": loopback_address(place.run_id),
     }
+    if spec.trainer.cluster.ray == "local":
+        settings |= _own_ray(spec, place)
     if place.py_executable is not None:
         settings["ray_kwargs.ray_init.runtime_env.py_executable"] = str(place.py_executable)
+    return settings
+
+
+def _own_ray(spec: RunSpec, place: Place) -> dict[str, Any]:
+    """A cluster of the run's own, whatever else runs on the machine."""
+    settings = {
+        "+ray_kwargs.ray_init._temp_dir": str(place.ray_temp),
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init._node_ip_address": loopback_address(place.run_id),
+    }
+    if spec.trainer.device == "cpu":
+        settings |= {
+            "ray_kwargs.ray_init.num_cpus": 16,  # logical: verl's small actors reserve one each
+            "+ray_kwargs.ray_init.num_gpus": 2,  # logical: verl counts workers in GPUs
+            "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
+        }
     return settings
 
 
@@ -174,7 +192,9 @@ def loopback_address(run_id: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value in Hydra's override grammar."""
+    """A value in Hydra's override grammar, which takes plain words without quotes."""
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in ("true", "false", "null", "inf", "nan"):
+        return value
     if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${") + "'"
     return json.dumps(value)

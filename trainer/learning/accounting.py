@@ -39,17 +39,17 @@ class TokenAccount:
         return TokenAccount(self.sampled + other.sampled, self.trained + other.trained, excluded)
 
 
-def rollout_account(sampled: int, samples: Iterable[Sample], *, signal: bool) -> TokenAccount:
+def rollout_account(sampled: int, samples: Iterable[Sample], untrained: Exclusion | None = None) -> TokenAccount:
     """Account of one scored rollout. `sampled` is what the engine says it sampled, `samples` what the capture made of it.
 
-    A sample with `excluded` set counts under that reason. `signal` False means the advantage is zero: what would have been trained
-    counts as `zero_advantage`. Raises AccountingError when the masks do not cover the sampled tokens exactly once.
+    A sample with `excluded` set counts under that reason. `untrained` is the reason when nothing of the rollout is
+    trained. Raises AccountingError when the masks do not cover the sampled tokens exactly once.
     """
     trained = 0
     excluded: dict[Exclusion, int] = {}
     for sample in samples:
         number = int(sample.mask.sum())
-        reason = sample.excluded if sample.excluded is not None else None if signal else Exclusion.ZERO_ADVANTAGE
+        reason = sample.excluded if sample.excluded is not None else untrained
         if reason is None:
             trained += number
         elif number:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-MAX_LOG_RATIO = 10.0
-"""Keeps exp() finite; far outside every clip range."""
+from .clip import clipped_loss
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """`loss` is a scalar with gradient; `log_ratios` (log σ) and `clipped` are [rows], without."""
+    """`loss` is a scalar with gradient; `log_ratios` and `clipped` are [rows], without: log σ and whether it was clipped. With a ratio
+    per token (`token_level`): the mean of |log ratio| and the share of clipped tokens."""
 
     loss: torch.Tensor
     log_ratios: torch.Tensor
@@ -46,21 +46,18 @@ def surrogate(
     log_ratios: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    correction: torch.Tensor | None = None,
 ) -> Surrogate:
     """Loss of one micro-batch: minus the sum over rows of weight · token mean of the clipped term.
 
     `log_probs`, `old_log_probs` and `mask` (bool) are [rows, tokens], `weights` and `log_ratios` [rows]. A weight is the advantage times
-    the row's factor (`weights.row_factors`); its sign decides the side of the clip. `log_ratios` is log σ of the row's rollout, detached;
-    NaN where the row is the whole rollout, and then computed here.
+    the row's factor (`weights.row_factors`). `log_ratios` is log σ of the row's rollout, detached; NaN where the row is the whole
+    rollout, and then computed here. `correction`: see `clip.clipped_loss`.
     """
     tokens = mask.sum(-1).clamp(min=1)
     own = row_log_ratios(log_probs, old_log_probs, mask).detach() / tokens
     log_sigma = torch.where(log_ratios.isnan(), own, log_ratios)
     # Masked tokens leave before the exponential: whatever stands there, infinite or NaN, neither value nor gradient sees it.
-    token_sigma = ((log_probs - log_probs.detach()).where(mask, 0) + log_sigma.unsqueeze(-1)).clamp(max=MAX_LOG_RATIO).exp()
-    weight = weights.unsqueeze(-1)
-    free = -weight * token_sigma
-    bounded = -weight * token_sigma.clamp(1 - clip_low, 1 + clip_high)
-    loss = ((torch.maximum(free, bounded) * mask).sum(-1) / tokens).sum()
-    clipped = ((bounded > free) & mask).any(-1)
-    return Surrogate(loss, log_sigma, clipped)
+    token_log_sigma = (log_probs - log_probs.detach()).where(mask, 0) + log_sigma.unsqueeze(-1)
+    loss, clipped = clipped_loss(token_log_sigma, mask, weights, clip_low, clip_high, correction)
+    return Surrogate(loss, log_sigma, clipped.any(-1))

@@ -57,3 +57,16 @@ def row_factors(
     factors = np.zeros(len(owner))
     factors[real] = weights[owner[real]] * counts[real] / total[owner[real]] * (global_batch_size * minibatches / groups)
     return factors
+
+
+def token_factors(
+    rollout: Sequence[int], tokens: Sequence[int], *, total: int, minibatches: int, global_batch_size: int
+) -> NDArray[np.float64]:
+    """The factors [rows] with which every token weighs the same: J = 1/N sum over all tokens of l.
+
+    Arguments as of `row_factors`. `total` is N: the trained tokens of all scored rollouts of the step, those without signal too.
+    """
+    counts = np.asarray(tokens, dtype=np.float64)
+    if min(total, minibatches, global_batch_size) < 1 or counts.sum() > total:
+        raise ValueError(f"{counts.sum():.0f} tokens of {total}, minibatches {minibatches}, global_batch_size {global_batch_size}")
+    return np.where(np.asarray(rollout) >= 0, counts, 0.0) * (global_batch_size * minibatches / total)

@@ -52,15 +52,17 @@ class Group:
         return f"{self.group_id}-{sample}" if attempt == 1 else f"{self.group_id}-{sample}.{attempt}"
 
 
-def make_groups(plan: Plan, phase: Phase, step: int, task: str, size: int, uid: str = "") -> list[Group]:
-    """`step` is the optimizer step being prepared (train) or the number of steps done (eval).
+def make_groups(plan: Plan, phase: Phase, step: int, task: str, size: int, uid: str = "", occurrence: int = 1) -> list[Group]:
+    """`step` is the optimizer step being prepared (train) or the number of steps done (eval). A task that the order of the data puts into a
+    step twice has a second `occurrence`.
 
     One group, or one for each harness that was drawn when every trajectory draws its own. An evaluation draws without the step, so that
     all evaluations of a run compare the same pairs.
     """
     drawn_at = f"{plan.seed}/{step if phase is Phase.TRAIN else 0}/{task}"
     named = plan.evaluated_in if phase is Phase.EVAL and plan.evaluated_in else plan.fixed.get(task)
-    name = f"{'s' if phase is Phase.TRAIN else 'e'}{step:03d}{f'r{plan.attempt}' if plan.attempt > 1 else ''}"
+    again = (f"r{plan.attempt}" if plan.attempt > 1 else "") + (f"x{occurrence}" if occurrence > 1 else "")
+    name = f"{'s' if phase is Phase.TRAIN else 'e'}{step:03d}{again}"
     if named is not None or plan.by == "group" or phase is Phase.EVAL:
         harness = named or draw_harness(plan.harnesses, drawn_at).name
         return [Group(f"{name}-{_short(task)}", step, phase, task, harness, size, uid)]

@@ -1,7 +1,8 @@
 """What verl drives (`agent_loop_manager_class`): runs the trials of steps and evaluations, and hands their rows to the TransferQueue.
 
 Proxy, runner client and trials live on one event loop in a thread of the process that holds the trainer: on one machine that costs
-no process and no hop. Everything they share sits behind `TrialRoom`, so the proxy can become an actor's handle.
+no process and no hop. Everything they share sits behind `TrialRoom`, so the proxy can become an actor's handle. verl's thread waits for
+steps and evaluations outside of that loop, so rollouts go on while it trains or evaluates.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import uuid
+from collections import Counter
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import transfer_queue as tq
 import uvloop
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from server.schemas.events import EvaluationBody, FindingBody, GroupBody, ResumedBody, RunStateBody, StepBody
 from server.schemas.rundir import CheckpointFile, RunDir
@@ -29,8 +29,10 @@ from trainer.launch import FinalError
 
 from .groups import Group, Plan, evaluation_sizes, make_groups
 from .limits import gate_rule
-from .rows import agent_loop_outputs, fields_and_tag, row_key, trained_samples
+from .rows import Rows, discard, prompt_rows, store
 from .runner_client import RunnerClient
+from .schedule import Prompt, Schedule
+from .slots import Slots
 from .tasks import read_index
 from .trial import Rollout, TrialRoom
 from .verl_engine import VerlEngine
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from trainer.proxy.service import Proxy
 
 T = TypeVar("T")
+Member = tuple[Group, int]
+"""One trial: its group and its number in the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,14 @@ class PlayedGroup:
     group: Group
     rollouts: list[Rollout]
     """In the order of their samples; every member is here, failed ones too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step trains, and the names of its rows in the TransferQueue."""
+
+    played: list[PlayedGroup]
+    rows: Rows
 
 
 class RolloutManager:
@@ -60,12 +72,16 @@ class RolloutManager:
         self._loop = uvloop.new_event_loop()  # a fifth less CPU for each call of the proxy
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
-        self._step: Future[list[PlayedGroup]] | None = None
         self._held_out = [entry.task for entry in read_index(run.tasks / HELD_OUT / "index.jsonl")]
+        self._first, self._fed = 1, 0
+        """The step of the first prompt that this start of the trainer feeds, and how many it has fed."""
+        self._names: Counter[tuple[int, str]] = Counter()
+        self._rows: dict[str, Rows] = {}
+        self._stale: list[Prompt[Member, Rollout]] = []
+        """Dropped since the last step."""
         run.captures.mkdir(exist_ok=True)
         self._room, self._proxy = self._call(self._open(run, file.runner_token, VerlEngine(llm_client, self.spec.rollout.routing), model))
-        # A sandbox that becomes free must find a trial waiting; more open rollouts than that would only hold memory.
-        self._places = asyncio.Semaphore(self.spec.sandbox.concurrency + 4)
+        self._slots, self._schedule = self._call(self._begin_schedule())
 
     @classmethod
     def create(cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None) -> Self:
@@ -77,6 +93,9 @@ class RolloutManager:
 
         A trainer that dies right behind a checkpoint takes the step's event with it; the checkpoint has its metrics.
         """
+        self._first = step + 1
+        self.announce(step)
+        self.advance(step)
         gc.collect()
         gc.freeze()  # what was loaded by now stays: the collector need not stop the proxy to look at it again
         if self._attempt == 1:
@@ -95,37 +114,69 @@ class RolloutManager:
         return not due or any(isinstance(body, EvaluationBody) and body.step == step for body in before)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Start the groups of a step; does not wait."""
-        step = int(prompts["global_steps"])
-        self._loop.call_soon_threadsafe(self._proxy.set_version, step - 1)
-        size = self.spec.rollout.group_size
-        prompt = zip(prompts["uid"], prompts["task"], strict=True)
-        groups = [make_groups(self._plan, Phase.TRAIN, step, task, size, uid) for uid, task in prompt]
-        self._step = asyncio.run_coroutine_threadsafe(self._play_step(groups), self._loop)
+        """verl's contract: start these prompts; does not wait."""
+        self.feed(list(prompts["task"]))
 
-    def finish_step(self) -> list[PlayedGroup]:
-        """Wait for the step begun last. Its rows are in the TransferQueue, every prompt is marked finished."""
-        assert self._step is not None, "generate_sequences comes first"  # noqa: S101
-        played, self._step = self._step.result(), None
-        return played
+    def wanted(self, steps: int) -> int:
+        """How many prompts the step that is about to begin feeds; `steps` are left, this one included."""
+        return self._schedule.wanted(steps)
 
-    def proxy_metrics(self) -> dict[str, float]:
-        """What happened between proxy and engine since the last call."""
+    def feed(self, tasks: Sequence[str]) -> None:
+        """Start one prompt for each task. Groups carry the step that the order of the data puts them into."""
+
+        async def start() -> None:
+            prompts = [self._members(task) for task in tasks]
+            self._schedule.feed(prompts)
+
+        self._call(start())
+
+    def finish_step(self) -> Batch:
+        """Wait for a batch. Its rows are in the TransferQueue."""
+        taken = self._call(self._schedule.take())
+        played = [group for prompt in taken for group in played_groups(prompt)]
+        rows = [self._rows.pop(prompt.name) for prompt in taken]
+        return Batch(played, Rows([key for part in rows for key in part.keys], [tag for part in rows for tag in part.tags]))
+
+    def announce(self, version: int) -> None:
+        """The engine is about to have the weights of `version`."""
+        self._loop.call_soon_threadsafe(self._proxy.set_version, version)
+
+    def advance(self, version: int) -> None:
+        """The engine has them. What is too old to be trained on them is dropped; `take_stale` tells."""
+        late = self._call(self._schedule.advance(version))
+        self._stale += late
+        discard([key for prompt in late if prompt.name in self._rows for key in self._rows.pop(prompt.name).keys])
+
+    def take_stale(self) -> list[PlayedGroup]:
+        """Groups that were dropped since the last call, with the rollouts that had ended."""
+        stale, self._stale = self._stale, []
+        return [group for prompt in stale for group in played_groups(prompt)]
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Tasks that were fed and are neither trained nor dropped, in order."""
+        return [prompt.members[0][0].task for prompt in self._schedule.outstanding]
+
+    def metrics(self) -> dict[str, float]:
+        """What happened between proxy and engine since the last call, and how busy the places for trials were."""
 
         async def take() -> dict[str, float]:
-            return self._proxy.take_metrics()
+            return self._proxy.take_metrics() | {"lego/schedule/busy_share": self._slots.busy_share()}
 
         return self._call(take())
 
     def evaluate(self, step: int) -> list[PlayedGroup]:
-        """Held-out rollouts with the weights after `step` updates."""
-        self._loop.call_soon_threadsafe(self._proxy.set_version, step)
+        """Held-out rollouts with the weights after `step` updates. They go in front of training's, which go on beside them."""
         sizes = evaluation_sizes(self._held_out, self.spec.trainer.evaluation.rollouts)
         groups = [group for task, size in sizes for group in make_groups(self._plan, Phase.EVAL, step, task, size)]
-        return self._call(self._play_all(groups))
+        for group in groups:
+            self._say(group)
+        rollouts = iter(self._call(self._schedule.evaluate([(group, sample) for group in groups for sample in group.samples])))
+        return [PlayedGroup(group, [next(rollouts) for _ in group.samples]) for group in groups]
 
     def close(self) -> None:
-        """Stop the proxy, deliver what is still in the spool, end the loop."""
+        """End what is under way, stop the proxy, deliver what is still in the spool, end the loop."""
+        self._call(self._schedule.close())
         self._call(self._proxy.stop())
         self._call(self._room.runner.close())
         self.reporter.close()
@@ -143,41 +194,53 @@ class RolloutManager:
         runner = RunnerClient(run.runner_file, token)
         return TrialRoom(run, self.spec, proxy, runner, self.reporter, rendering.stop_token_ids), proxy
 
+    async def _begin_schedule(self) -> tuple[Slots, Schedule[Member, Rollout]]:
+        # A sandbox that becomes free must find a trial waiting; more open rollouts than that would only hold memory.
+        slots = Slots(self.spec.sandbox.concurrency + 4)
+        trainer = self.spec.trainer
+        staleness = trainer.staleness if trainer.schedule == "async" else 0
+
+        async def play(member: Member) -> Rollout:
+            return await self._room.play(*member)
+
+        schedule = Schedule(play, slots, batch=self.spec.rollout.tasks_per_step, staleness=staleness, finish=self._store)
+        return slots, schedule
+
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    async def _play_step(self, prompts: Sequence[Sequence[Group]]) -> list[PlayedGroup]:
-        """`prompts` holds the groups of each of verl's prompts."""
+    async def _store(self, prompt: Prompt[Member, Rollout]) -> None:
+        """Before a prompt can be taken, its rows are in the TransferQueue."""
+        rows, columns = prompt_rows(prompt.name, prompt.members[0][0].step, [prompt.results[n] for n in range(len(prompt.members))])
+        self._rows[prompt.name] = rows
+        if columns:
+            await asyncio.to_thread(store, rows, columns)
 
-        async def play_and_store(groups: Sequence[Group]) -> list[PlayedGroup]:
-            played = await self._play_all(groups)
-            await asyncio.to_thread(_store, played)
-            return played
+    def _members(self, task: str) -> tuple[str, list[Member]]:
+        """The trials of one more prompt. A task that comes again within a step gets another name for its groups."""
+        step = self._first + self._fed // self.spec.rollout.tasks_per_step
+        self._fed += 1
+        self._names[step, task] += 1
+        uid = uuid.uuid4().hex
+        groups = make_groups(self._plan, Phase.TRAIN, step, task, self.spec.rollout.group_size, uid, self._names[step, task])
+        for group in groups:
+            self._say(group)
+        return uid, [(group, sample) for group in groups for sample in group.samples]
 
-        return [group for played in await _all(play_and_store(groups) for groups in prompts) for group in played]
-
-    async def _play_all(self, groups: Sequence[Group]) -> list[PlayedGroup]:
-        return await _all(self._play(group) for group in groups)
-
-    async def _play(self, group: Group) -> PlayedGroup:
-        async def one(sample: int) -> Rollout:
-            async with self._places:
-                return await self._room.play(group, sample)
-
+    def _say(self, group: Group) -> None:
         self.reporter.report(
             GroupBody(group_id=group.group_id, step=group.step, phase=group.phase, task=group.task, harness=group.harness, size=group.size)
         )
-        return PlayedGroup(group, await _all(one(sample) for sample in group.samples))
 
 
-async def _all(coroutines: Any) -> list[Any]:
-    """Results in order; the first error cancels the rest and is raised as it is."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            started = [tasks.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in started]
+def played_groups(prompt: Prompt[Member, Rollout]) -> list[PlayedGroup]:
+    """The groups of a prompt with the rollouts that ended."""
+    played: dict[str, PlayedGroup] = {}
+    for number, (group, _) in enumerate(prompt.members):
+        entry = played.setdefault(group.group_id, PlayedGroup(group, []))
+        if number in prompt.results:
+            entry.rollouts.append(prompt.results[number])
+    return list(played.values())
 
 
 def _plan(run: RunDir, spec: RunSpec, attempt: int) -> Plan:
@@ -191,18 +254,3 @@ def _plan(run: RunDir, spec: RunSpec, attempt: int) -> Plan:
                 f"task {task} is to be played in {harness}, which is not among the run's harnesses ({', '.join(sorted(names))})"
             )
     return Plan(spec.harnesses, spec.trainer.seed, attempt, spec.rollout.harness_by, spec.trainer.evaluation.harness, fixed)
-
-
-def _store(prompt: Sequence[PlayedGroup]) -> None:
-    """Write the rows of a prompt's groups and its status. A failed trial leaves no row: statistics and loss never see it."""
-    uid, step = prompt[0].group.uid, prompt[0].group.step
-    keys, fields, tags = [], [], []
-    for rollout in (rollout for played in prompt for rollout in played.rollouts):
-        for branch, output in enumerate(agent_loop_outputs(rollout, trained_samples(rollout))):
-            row, tag = fields_and_tag(output, uid, step)
-            keys.append(row_key(uid, rollout.sample, branch))
-            fields.append(row)
-            tags.append(tag)
-    if keys:
-        tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
-    tq.kv_put(key=uid, partition_id="train", tag={"is_prompt": True, "status": "finished", "global_steps": step})

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import transfer_queue as tq
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from trainer.capture.sample import Sample
 
 from .trial import Rollout
+
+PARTITION = "train"
+"""verl's name of the part of the TransferQueue that training reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Names of rows in the TransferQueue and verl's tags of them."""
+
+    keys: list[str]
+    tags: list[dict[str, Any]]
 
 
 def trained_samples(rollout: Rollout) -> list[Sample]:
@@ -67,3 +81,25 @@ def fields_and_tag(output: AgentLoopOutput, uid: str, step: int) -> tuple[dict[s
         "max_global_steps": output.extra_fields["max_global_steps"],
     }
     return fields, tag
+
+
+def prompt_rows(uid: str, step: int, rollouts: Sequence[Rollout]) -> tuple[Rows, list[dict[str, Any]]]:
+    """The rows of a prompt's rollouts and their columns. A failed trial leaves no row: statistics and loss never see it."""
+    rows, columns = Rows([], []), list[dict[str, Any]]()
+    for rollout in rollouts:
+        for branch, output in enumerate(agent_loop_outputs(rollout, trained_samples(rollout))):
+            row, tag = fields_and_tag(output, uid, step)
+            rows.keys.append(row_key(uid, rollout.sample, branch))
+            rows.tags.append(tag)
+            columns.append(row)
+    return rows, columns
+
+
+def store(rows: Rows, columns: list[dict[str, Any]]) -> None:
+    """Blocks while the TransferQueue takes them."""
+    tq.kv_batch_put(keys=rows.keys, partition_id=PARTITION, fields=list_of_dict_to_tensordict(columns), tags=rows.tags)
+
+
+def discard(keys: list[str]) -> None:
+    if keys:
+        tq.kv_clear(keys=keys, partition_id=PARTITION)

@@ -20,12 +20,14 @@ from trainer.learning.fidelity import EDGES, fidelity
 
 
 class LogProbs(NamedTuple):
-    """Rows laid end to end: row i holds tokens `offsets[i]` to `offsets[i + 1]`. `mask` is true on trained tokens."""
+    """Rows laid end to end: row i holds tokens `offsets[i]` to `offsets[i + 1]`. `mask` is true on trained tokens, `equal` on those sampled
+    by the weights that the trainer has at the step's start."""
 
     rollout: np.ndarray
     trainer: np.ndarray
     mask: np.ndarray
     offsets: np.ndarray
+    equal: np.ndarray
 
 
 class ReportingSink:
@@ -72,6 +74,7 @@ def update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
         "actor/clip_fraction": total["clipped"] / total["rollouts"],
         "actor/abs_log_ratio": total["abs_log_ratio"] / total["rollouts"],
         "actor/abs_log_ratio_last": steps[-1]["abs_log_ratio"] / steps[-1]["rollouts"],
+        "actor/kl_loss": total["kl"] / len(steps),
     }
 
 
@@ -92,14 +95,20 @@ def branch_metrics(rollouts: Sequence[Sequence[Sample]]) -> dict[str, float]:
 def fidelity_metrics(columns: LogProbs, harness: Sequence[str], rollout: Sequence[int]) -> dict[str, float]:
     """Log-probs at sampling against the trainer's, over all scored rollouts of a step and for each harness of a mixed one.
 
-    `harness` and `rollout` (its number) are per row. verl adds the correlation of probabilities.
+    `harness` and `rollout` (its number) are per row. Tokens of older weights differ because the policy does: they are apart, under
+    `lagged`, and then verl's correlation of probabilities, which is over all tokens, is replaced by the one over equal weights.
     """
     lengths = np.diff(columns.offsets)
     of_token, trajectory = np.repeat(np.asarray(harness), lengths), np.repeat(np.asarray(rollout), lengths)
-    parts = {"lego/fidelity": columns.mask.astype(bool)}
+    trained = columns.mask.astype(bool)
+    parts = {"lego/fidelity": trained & columns.equal}
+    metrics = dict[str, float]()
+    if (lagged := trained & ~columns.equal).any():
+        parts["lego/fidelity/lagged"] = lagged
+        same = fidelity(columns.rollout, columns.trainer, parts["lego/fidelity"])
+        metrics["training/rollout_actor_probs_pearson_corr"] = same.pearson_probability
     if len(names := sorted(set(harness))) > 1:
         parts |= {f"lego/fidelity/{name}": parts["lego/fidelity"] & (of_token == name) for name in names}
-    metrics = dict[str, float]()
     for prefix, mask in parts.items():
         found = asdict(fidelity(columns.rollout, columns.trainer, mask, trajectory))
         histogram = found.pop("histogram")

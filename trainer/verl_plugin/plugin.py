@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 if os.environ.get("VERL_PLATFORM") == "cpu":  # verl's own switch; the platform must be there before the first get_platform()
-    from . import platform_cpu, routing_replay, trainer  # noqa: F401
-    from .rollout_cpu import register
+    from . import platform_cpu, routing_replay, trainer, transport  # noqa: F401
+    from .rollout_cpu import register_backend
 
-    register()
+    register_backend()

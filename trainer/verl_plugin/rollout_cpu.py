@@ -1,4 +1,4 @@
-"""Rollout backend `cpu`: the CPU engine, served from inside the training worker.
+"""Rollout backend `cpu`: the CPU engine, served from inside a worker: the training one, or one of its own when training is asynchronous.
 
 verl sees a replica whose server handle forwards to the worker's actor, and an adapter that receives the weights after each update.
 """
@@ -12,6 +12,9 @@ from typing import Any
 
 import ray
 import torch
+from verl.checkpoint_engine import CheckpointEngineWorker
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
@@ -26,6 +29,8 @@ class CpuServer:
 
     def __init__(self, engine: CpuEngine) -> None:
         self.engine = engine
+        self._admitting = asyncio.Event()
+        self._admitting.set()
 
     async def generate(
         self,
@@ -42,6 +47,7 @@ class CpuServer:
         """`routed_experts` holds the rows from `routes_from` on, in the engine's narrow type. `released` are sessions that are over."""
         for over in released:
             self.engine.release(over)
+        await self._admitting.wait()
         sampling = Sampling(
             temperature=sampling_params["temperature"],
             max_tokens=sampling_params["max_tokens"],
@@ -57,12 +63,17 @@ class CpuServer:
         )
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Until `resume_generation` new requests wait, so none begins under weights that are about to go."""
+        self._admitting.clear()
         self.engine.abort_all()
+
+    async def resume_generation(self) -> None:
+        self._admitting.set()
 
     async def nothing(self, *_: Any, **__: Any) -> None:
         """Memory is not shared with anything here: there is nothing to put to sleep, wake or clear."""
 
-    sleep = wake_up = resume_generation = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = nothing
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = nothing
 
 
 class WorkerHandle:
@@ -95,7 +106,28 @@ async def _cancelling(reference: Any) -> Any:
         raise
 
 
+class CpuRolloutWorker(CheckpointEngineWorker):
+    """A worker that only generates. Its weights come from `transport.ObjectStore`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        torch.set_num_threads(1)
+        super().__init__(*args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    async def engine_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(self.server_adapter.server, method)(*args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    async def deliver(self, named: dict[str, torch.Tensor]) -> None:
+        self.checkpoint_engine.deliver(named)
+
+
 class CpuReplica(RolloutReplica):
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        return RayClassWithInitArgs(
+            ray.remote(CpuRolloutWorker), rollout_config=self.config, model_config=self.model_config, replica_rank=self.replica_rank
+        )
+
     async def launch_servers(self) -> None:
         handle = WorkerHandle(self.workers[0])
         self.servers = [handle]
@@ -133,6 +165,6 @@ class CpuAdapter(base.BaseRollout):
         self.server.engine.set_weights(named, global_steps)
 
 
-def register() -> None:
+def register_backend() -> None:
     RolloutReplicaRegistry.register(NAME, lambda: CpuReplica)
     base._ROLLOUT_REGISTRY[(NAME, "async")] = f"{__name__}.CpuAdapter"  # the one private touch: verl 0.9.1 has no public way

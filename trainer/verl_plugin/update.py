@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from server.schemas.capture import Exclusion
 from server.schemas.outcome import Failed
+from server.schemas.runspec import Algorithm
 from trainer.capture.sample import Sample
 from trainer.learning.accounting import TokenAccount, rollout_account, step_account
-from trainer.learning.advantages import Normaliser, group_advantages
+from trainer.learning.advantages import group_advantages
 from trainer.learning.minibatches import partition
-from trainer.learning.weights import branch_weights, row_factors
+from trainer.learning.weights import branch_weights, row_factors, token_factors
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.rows import row_key, trained_samples
 from trainer.verl_plugin.metrics import branch_metrics
@@ -21,12 +24,13 @@ from trainer.verl_plugin.metrics import branch_metrics
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One branch of a rollout with a gradient. `weight` is the advantage times the row's factor, `share` |M_b| / |M(τ)|."""
+    """One branch of a rollout with a gradient. `weight` is the advantage times the row's `factor`, `share` |M_b| / |M(τ)|."""
 
     key: str
     rollout: int
     tokens: int
     weight: float
+    factor: float
     share: float
     minibatches: tuple[int, ...]
     """Number of its mini-batch in each epoch."""
@@ -39,8 +43,16 @@ class StepUpdate:
     metrics: dict[str, float]
 
 
-def plan_update(played: Sequence[PlayedGroup], *, normaliser: Normaliser, epochs: int, minibatches: int, seed: int) -> StepUpdate:
-    """Rows of the rollouts whose group has signal; everything else is listed in the account with its reason."""
+def plan_update(
+    played: Sequence[PlayedGroup], algorithm: Algorithm, seed: int, *, version: int = 0, stale: Sequence[PlayedGroup] = ()
+) -> StepUpdate:
+    """Rows of the rollouts whose group has signal; everything else is listed in the account with its reason.
+
+    `version` is that of the weights the step trains; `stale` are the groups dropped before it, which count in the account only.
+
+    With a KL term every scored rollout has rows, those without signal with weight 0: what holds the policy back is no signal, and their
+    tokens stay listed as `zero_advantage`.
+    """
     accounts: list[TokenAccount] = []
     keys: list[str] = []
     owners: list[int] = []
@@ -49,51 +61,78 @@ def plan_update(played: Sequence[PlayedGroup], *, normaliser: Normaliser, epochs
     advantages: list[float] = []
     weights: list[float] = []
     without_signal: Counter[str] = Counter()
+    trainable = 0
 
     for group in played:
-        statistics = group_advantages([rollout.reward for rollout in group.rollouts], normaliser)
+        statistics = group_advantages([rollout.reward for rollout in group.rollouts], algorithm.normaliser)
         if statistics.no_signal:
             without_signal[statistics.no_signal] += 1
         for member, rollout in enumerate(group.rollouts):
             if isinstance(rollout.outcome, Failed):
                 continue
             advantage = float(statistics.advantages[member])
-            accounts.append(rollout_account(rollout.sampled, rollout.samples, signal=advantage != 0))
-            branches = trained_samples(rollout)
-            if advantage == 0 or not branches:
+            accounts.append(rollout_account(rollout.sampled, rollout.samples, None if advantage else Exclusion.ZERO_ADVANTAGE))
+            counts = [int(sample.mask.sum()) for sample in trained_samples(rollout)]
+            trainable += sum(counts)
+            if not counts or (advantage == 0 and not algorithm.kl):
                 continue
-            counts = [int(sample.mask.sum()) for sample in branches]
-            owners.extend([len(advantages)] * len(branches))
+            owners.extend([len(advantages)] * len(counts))
             tokens.extend(counts)
             shares.extend(branch_weights(counts).tolist())
-            keys.extend(row_key(group.group.uid, rollout.sample, branch) for branch in range(len(branches)))
+            keys.extend(row_key(group.group.uid, rollout.sample, branch) for branch in range(len(counts)))
             advantages.append(advantage)
             weights.append(float(statistics.weights[member]))
 
-    factors = row_factors(owners, tokens, weights, groups=len(played), minibatches=minibatches, global_batch_size=1)
-    batches = _minibatches(owners, tokens, len(advantages), epochs, minibatches, seed)
+    if algorithm.loss == "ppo":
+        factors = token_factors(owners, tokens, total=max(trainable, 1), minibatches=algorithm.minibatches, global_batch_size=1)
+    else:
+        factors = row_factors(owners, tokens, weights, groups=len(played), minibatches=algorithm.minibatches, global_batch_size=1)
+    batches = _minibatches(owners, tokens, len(advantages), algorithm.epochs, algorithm.minibatches, seed)
     rows = [
-        Row(key, owner, count, advantages[owner] * factor, share, batches[owner])
+        Row(key, owner, count, advantages[owner] * factor, factor, share, batches[owner])
         for key, owner, count, factor, share in zip(keys, owners, tokens, factors.tolist(), shares, strict=True)
     ]
-    account = step_account(accounts)
-    return StepUpdate(rows, account, _metrics(played, account, without_signal))
+    gone = [rollout for group in stale for rollout in group.rollouts if not isinstance(rollout.outcome, Failed)]
+    account = step_account([*accounts, *(rollout_account(rollout.sampled, rollout.samples, Exclusion.STALE) for rollout in gone)])
+    metrics = _metrics(played, account, without_signal) | lag_metrics(played, version) | {"lego/stale/groups": float(len(stale))}
+    if stale:
+        size = sum(group.group.size for group in stale)
+        metrics |= {"lego/stale/rollouts": float(len(gone)), "lego/stale/rollouts_cut": float(size - sum(len(g.rollouts) for g in stale))}
+    return StepUpdate(rows, account, metrics)
 
 
-def left_rows(played: Sequence[PlayedGroup]) -> bool:
-    """Whether verl holds a row of the step. A scored trial leaves none when all its branches are excluded."""
-    return any(trained_samples(rollout) for group in played for rollout in group.rollouts)
+@dataclass(frozen=True, slots=True)
+class RowOwners:
+    """Of the rows that verl holds: harness and rollout number of each, and the version that sampled each token behind its prompt."""
+
+    harnesses: list[str]
+    rollouts: list[int]
+    versions: NDArray[np.int32]
 
 
-def row_owners(keys: Sequence[str], played: Sequence[PlayedGroup]) -> tuple[list[str], list[int]]:
-    """Harness and rollout number of each row that verl holds, in the order of `keys`."""
+def row_owners(keys: Sequence[str], played: Sequence[PlayedGroup]) -> RowOwners:
+    """In the order of `keys`."""
     rollouts = ((group.group, rollout) for group in played for rollout in group.rollouts)
     owners = {
-        row_key(group.uid, rollout.sample, branch): (group.harness, number)
+        row_key(group.uid, rollout.sample, branch): (group.harness, number, sample.versions[sample.prompt_len :])
         for number, (group, rollout) in enumerate(rollouts)
-        for branch in range(len(trained_samples(rollout)))
+        for branch, sample in enumerate(trained_samples(rollout))
     }
-    return [owners[key][0] for key in keys], [owners[key][1] for key in keys]
+    harnesses, numbers, versions = zip(*(owners[key] for key in keys), strict=True)
+    return RowOwners(list(harnesses), list(numbers), np.concatenate(versions))
+
+
+def lag_metrics(played: Sequence[PlayedGroup], version: int) -> dict[str, float]:
+    """How many updates older than the step's weights the policy was that sampled: tokens of each lag, and each rollout's oldest token."""
+    samples = [trained_samples(rollout) for group in played for rollout in group.rollouts]
+    lags = [version - np.concatenate([sample.versions[sample.mask] for sample in branches]) for branches in samples if branches]
+    if not lags:
+        return {}
+    tokens = Counter(np.concatenate(lags).tolist())
+    oldest = [int(lag.max()) for lag in lags]
+    spans = sum(len(np.unique(lag)) > 1 for lag in lags)
+    metrics = {f"lego/lag/tokens/{lag}": float(number) for lag, number in sorted(tokens.items())}
+    return metrics | {"lego/lag/mean": float(np.mean(oldest)), "lego/lag/max": float(max(oldest)), "lego/lag/rollouts_across": float(spans)}
 
 
 def _minibatches(

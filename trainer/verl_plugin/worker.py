@@ -6,9 +6,8 @@ Generation and training share this process and its event loop, which is right fo
 from __future__ import annotations
 
 import os
-from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -19,12 +18,15 @@ from verl.workers.utils.padding import response_from_nested
 
 from trainer.learning.gspo import rollout_log_ratios
 
-from .loss import SUMS, branch_gspo
+from .loss import SUMS, Objective
 
 
 class CpuWorker(ActorRolloutRefWorker):
     """Update batches carry, beside verl's fields, per row: `weight` (advantage times factor), `share` (|M_b| / |M(τ)|), `rollout`
-    (number) and, for each epoch e, `minibatch_e` (number of its mini-batch)."""
+    (number) and, for each epoch e, `minibatch_e` (number of its mini-batch); with a KL term `kl_weight` (coefficient times factor), with
+    importance sampling `correction` (per token)."""
+
+    objective: Objective
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         torch.set_num_threads(1)
@@ -37,7 +39,9 @@ class CpuWorker(ActorRolloutRefWorker):
     def init_model(self) -> None:
         super().init_model()
         actor = self.config.actor
-        self.actor.set_loss_fn(partial(branch_gspo, clip_low=actor.clip_ratio_low, clip_high=actor.clip_ratio_high))
+        ratio: Literal["sequence", "token"] = "sequence" if actor.policy_loss.loss_mode == "gspo" else "token"
+        self.objective = Objective(ratio, actor.clip_ratio_low, actor.clip_ratio_high)
+        self.actor.set_loss_fn(self.objective)
 
     @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
     async def engine_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +71,8 @@ class CpuWorker(ActorRolloutRefWorker):
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": steps})
 
     def _optimizer_step(self, batch: TensorDict) -> dict[str, float]:
-        batch["log_ratio"] = self._log_ratios(batch)
+        if self.objective.ratio == "sequence":
+            batch["log_ratio"] = self._log_ratios(batch)
         lengths = NonTensorData(batch["input_ids"].offsets().diff().tolist())
         tu.assign_non_tensor(batch, global_token_num=lengths, disable_auto_offload=False)
         metrics = tu.get(self.actor.train_batch(batch), "metrics")

@@ -56,6 +56,7 @@ MEANING = {
     "algorithm.clip_high": "actor_rollout_ref.actor.clip_ratio_high",
     "algorithm.clip_low": "actor_rollout_ref.actor.clip_ratio_low",
     "algorithm.epochs": "actor_rollout_ref.actor.ppo_epochs",
+    "algorithm.kl": "actor_rollout_ref.actor.kl_loss_coef",
     "algorithm.loss": "actor_rollout_ref.actor.policy_loss.loss_mode",
     "algorithm.routing_replay": "actor_rollout_ref.rollout.enable_rollout_routing_replay",
     "model.context": "actor_rollout_ref.rollout.max_model_len",
@@ -75,6 +76,8 @@ MEANING = {
     "trainer.weight_decay": "actor_rollout_ref.actor.optim.weight_decay",
 }
 OURS = {
+    "algorithm.importance_cap": "lego_sync",
+    "algorithm.importance_sampling": "lego_sync",
     "algorithm.minibatches": "lego_sync's own assembly",
     "algorithm.normaliser": "row weights",
     "algorithm.ratio_base": "lego_sync",
@@ -95,6 +98,10 @@ OURS = {
     "trainer.evaluation.rollouts": "the rollout manager",
     "trainer.evaluation.temperature": "the rollout manager",
     "trainer.start": "the launcher",
+    "trainer.schedule": "the choice of trainer",
+    "trainer.staleness": "the rollout manager",
+    "rollout.top_p": "refused unless off",
+    "rollout.top_k": "refused unless off",
 }
 """Fields of these sections that mean nothing to verl, and who reads them."""
 
@@ -178,6 +185,30 @@ def test_a_later_attempt_goes_on_from_the_checkpoint_without_the_first_evaluatio
     assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("resume_path", str(RUN.checkpoints / "global_step_6"))
     assert config.trainer.val_before_train is False and config.lego.attempt == 2
     assert composed().trainer.resume_mode == "disable"
+
+
+def test_objectives_in_verls_words() -> None:
+    modes = {}
+    for loss in ("gspo", "grpo", "ppo"):
+        actor = composed(SPEC.model_copy(update={"algorithm": Algorithm(loss=loss, kl=1e-3)})).actor_rollout_ref.actor
+        modes[loss] = (actor.policy_loss.loss_mode, actor.loss_agg_mode)
+        assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 1e-3, "low_var_kl")
+    assert modes == {
+        "gspo": ("gspo", "seq-mean-token-mean"),
+        "grpo": ("vanilla", "seq-mean-token-mean"),
+        "ppo": ("vanilla", "token-mean"),
+    }
+    assert composed().actor_rollout_ref.actor.use_kl_loss is False
+
+
+def test_an_asynchronous_run_generates_apart_from_training() -> None:
+    assert composed().trainer.v1.trainer_mode == "lego_sync" and composed().actor_rollout_ref.hybrid_engine is True
+    config = composed(SPEC.model_copy(update={"trainer": Trainer(schedule="async")}))
+    assert config.trainer.v1.trainer_mode == "lego_async" and config.actor_rollout_ref.hybrid_engine is False
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.checkpoint_engine.backend) == (1, 1, "object_store")
+    steps = config.trainer.v1.separate_async.parameter_sync_step
+    assert config.data.train_batch_size == steps * config.actor_rollout_ref.actor.ppo_mini_batch_size
 
 
 def test_optimizer_state_is_saved_only_where_a_run_can_go_on_from_it() -> None:

@@ -33,7 +33,7 @@ branches = st.lists(st.tuples(st.integers(0, 50), st.none() | st.sampled_from(Ex
 @given(st.lists(st.tuples(branches, st.booleans()), max_size=6))
 def test_a_step_adds_up(rollouts: list[tuple[list[tuple[int, Exclusion | None]], bool]]) -> None:
     accounts = [
-        rollout_account(sum(n for n, _ in parts), [make_sample(n, reason) for n, reason in parts], signal=signal)
+        rollout_account(sum(n for n, _ in parts), [make_sample(n, reason) for n, reason in parts], None if signal else Exclusion.STALE)
         for parts, signal in rollouts
     ]
     step = step_account(accounts)
@@ -44,8 +44,8 @@ def test_a_step_adds_up(rollouts: list[tuple[list[tuple[int, Exclusion | None]],
 
 def test_reasons_are_kept_apart_and_no_signal_is_one_of_them() -> None:
     samples = [make_sample(5), make_sample(3, Exclusion.AUXILIARY), make_sample(2, Exclusion.OVER_BUDGET)]
-    assert rollout_account(10, samples, signal=True).excluded == {Exclusion.AUXILIARY: 3, Exclusion.OVER_BUDGET: 2}
-    assert rollout_account(10, samples, signal=False).excluded == {
+    assert rollout_account(10, samples).excluded == {Exclusion.AUXILIARY: 3, Exclusion.OVER_BUDGET: 2}
+    assert rollout_account(10, samples, Exclusion.ZERO_ADVANTAGE).excluded == {
         Exclusion.AUXILIARY: 3,
         Exclusion.OVER_BUDGET: 2,
         Exclusion.ZERO_ADVANTAGE: 5,
@@ -54,8 +54,8 @@ def test_reasons_are_kept_apart_and_no_signal_is_one_of_them() -> None:
 
 def test_lost_and_doubled_tokens_are_found() -> None:
     with pytest.raises(AccountingError, match=r"7 tokens were sampled but 5 .* 2 are unaccounted for"):
-        rollout_account(7, [make_sample(5)], signal=True)
+        rollout_account(7, [make_sample(5)])
     with pytest.raises(AccountingError, match=r"-1 are unaccounted for"):
-        rollout_account(4, [make_sample(2), make_sample(3, Exclusion.AUXILIARY)], signal=True)
+        rollout_account(4, [make_sample(2), make_sample(3, Exclusion.AUXILIARY)])
     with pytest.raises(AccountingError, match="negative"):
         TokenAccount(0, -1, {Exclusion.UNALIGNED: 1})

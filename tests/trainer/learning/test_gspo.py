@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.learning.gspo import MAX_LOG_RATIO, rollout_log_ratios, row_log_ratios, surrogate
+from trainer.learning.clip import MAX_LOG_RATIO
+from trainer.learning.gspo import rollout_log_ratios, row_log_ratios, surrogate
 
 LOW, HIGH = 3e-4, 4e-4
 NAN = float("nan")

@@ -58,8 +58,8 @@ def test_a_step_without_scored_trials_has_a_line_too() -> None:
 
 def test_update_metrics_weigh_rollouts_not_mini_batches() -> None:
     steps = [
-        {"rollouts": 3.0, "clipped": 0.0, "abs_log_ratio": 0.0, "loss": 1.0, "grad_norm": 2.0},
-        {"rollouts": 1.0, "clipped": 1.0, "abs_log_ratio": 0.4, "loss": 3.0, "grad_norm": 4.0},
+        {"rollouts": 3.0, "clipped": 0.0, "abs_log_ratio": 0.0, "kl": 0.0, "loss": 1.0, "grad_norm": 2.0},
+        {"rollouts": 1.0, "clipped": 1.0, "abs_log_ratio": 0.4, "kl": 1.0, "loss": 3.0, "grad_norm": 4.0},
     ]
     assert update_metrics(steps) == {
         "lego/optimizer_steps": 2.0,
@@ -68,23 +68,25 @@ def test_update_metrics_weigh_rollouts_not_mini_batches() -> None:
         "actor/clip_fraction": 0.25,
         "actor/abs_log_ratio": pytest.approx(0.1),
         "actor/abs_log_ratio_last": 0.4,
+        "actor/kl_loss": 0.5,
     }
 
 
 def test_fidelity_looks_at_trained_tokens_only() -> None:
     mask, one = np.array([1, 1, 1, 0]), np.array([0, 4])
-    columns = LogProbs(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask, one)
+    every = np.ones(4, bool)
+    columns = LogProbs(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask, one, every)
     found = fidelity_metrics(columns, ["mini"], [0])
     assert found["lego/fidelity/tokens"] == 3 and found["lego/fidelity/max_abs"] == pytest.approx(0.1)
     assert found["lego/fidelity/log_ratio/-1..-0.1"] + found["lego/fidelity/log_ratio/-0.1..-0.01"] == 1
-    nothing = fidelity_metrics(LogProbs(mask, mask, np.zeros(4), one), ["mini"], [0])
+    nothing = fidelity_metrics(LogProbs(mask, mask, np.zeros(4), one, every), ["mini"], [0])
     assert math.isnan(nothing["lego/fidelity/pearson"])
 
 
 def test_fidelity_is_split_by_harness_in_a_mixed_step() -> None:
     """Three rows: two branches of one rollout, and a rollout of another harness."""
     rollout, trainer = np.full(6, -1.0), np.array([-1.1, -1.1, -1.3, -1.3, -2.0, -2.0])
-    columns = LogProbs(rollout, trainer, np.ones(6), np.array([0, 2, 4, 6]))
+    columns = LogProbs(rollout, trainer, np.ones(6), np.array([0, 2, 4, 6]), np.ones(6, bool))
     found = fidelity_metrics(columns, ["mini", "mini", "claude"], [0, 0, 1])
     assert found["lego/fidelity/mini/mean_abs"] == pytest.approx(0.2)
     assert found["lego/fidelity/mini/trajectory_p99"] == pytest.approx(0.2)

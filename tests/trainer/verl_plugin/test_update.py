@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from server.schemas.capture import BranchClass, BranchReason, Exclusion
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
+from server.schemas.runspec import Algorithm
 from server.schemas.states import Phase
 from trainer.capture.sample import Sample
 from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
-from trainer.verl_plugin.update import StepUpdate, harness_metrics, left_rows, plan_update, row_owners
+from trainer.verl_plugin.update import StepUpdate, harness_metrics, lag_metrics, plan_update, row_owners
 
 
 def sample(trained: int, excluded: Exclusion | None = None) -> Sample:
@@ -49,7 +50,7 @@ def group(uid: str, rewards: Sequence[int | None], branches: Sequence[Sequence[i
 
 
 def plan(groups: Sequence[PlayedGroup], epochs: int = 1, minibatches: int = 1, seed: int = 0) -> StepUpdate:
-    return plan_update(groups, normaliser="group", epochs=epochs, minibatches=minibatches, seed=seed)
+    return plan_update(groups, Algorithm(epochs=epochs, minibatches=minibatches), seed)
 
 
 def test_weights_are_the_objectives_for_a_worked_example() -> None:
@@ -96,10 +97,8 @@ def test_excluded_branches_are_listed_and_not_trained() -> None:
 def test_a_step_of_excluded_branches_leaves_no_row() -> None:
     lost = [rollout(i, reward, [sample(4, Exclusion.UNDELIVERED)]) for i, reward in enumerate((0, 1))]
     played = [PlayedGroup(Group("s001-a", 1, Phase.TRAIN, "a", "h", 2, "a"), lost)]
-    assert not left_rows(played)
     update = plan([played[0]])
     assert update.rows == [] and update.account.excluded == {Exclusion.UNDELIVERED: 8}
-    assert left_rows([*played, group("b", [0, None], [[3], [4]])])
 
 
 GROUPS = st.lists(
@@ -128,6 +127,50 @@ def test_every_token_is_trained_once_per_epoch_or_listed(
     if len(places) >= minibatches:
         for epoch in range(epochs):
             assert {row.minibatches[epoch] for row in update.rows} == set(range(minibatches))
+
+
+def test_lag_counts_tokens_and_each_rollouts_oldest_one() -> None:
+    """Weights of version 5: one rollout of version 5, and one that an update interrupted after 3 of 10 tokens."""
+    fresh, across = sample(4), sample(10)
+    fresh.versions[fresh.mask] = 5
+    across.versions[across.mask] = [4] * 3 + [5] * 7
+    played = PlayedGroup(group("a", [1, 0], [[1], [1]]).group, [rollout(0, 1, [fresh]), rollout(1, 0, [across])])
+    assert lag_metrics([played], 5) == {
+        "lego/lag/tokens/0": 11,
+        "lego/lag/tokens/1": 3,
+        "lego/lag/mean": 0.5,
+        "lego/lag/max": 1,
+        "lego/lag/rollouts_across": 1,
+    }
+
+
+def test_tokens_of_stale_groups_are_listed() -> None:
+    """A group that was dropped with one rollout still under way, one failed and two scored."""
+    dropped = group("b", [1, 0, None], [[7], [5, 3], [2]])
+    dropped = PlayedGroup(replace(dropped.group, size=4), dropped.rollouts)
+    update = plan_update([group("a", [1, 0], [[10], [10]])], Algorithm(), 0, stale=[dropped])
+    assert update.account.excluded == {Exclusion.STALE: 15} and update.account.sampled == 35
+    assert {name: n for name, n in update.metrics.items() if "stale" in name} == {
+        "lego/excluded_tokens/stale": 15,
+        "lego/stale/groups": 1,
+        "lego/stale/rollouts": 2,
+        "lego/stale/rollouts_cut": 1,
+    }
+
+
+def test_with_a_kl_term_rollouts_without_signal_have_rows_of_weight_zero() -> None:
+    groups = [group("a", [1, 0], [[3], [4]]), group("b", [1, 1, None], [[5], [6], [7]])]
+    update = plan_update(groups, Algorithm(kl=1e-3), 0)
+    assert [(row.key, row.weight == 0) for row in update.rows] == [("a_0_0", False), ("a_1_0", False), ("b_0_0", True), ("b_1_0", True)]
+    assert [row.factor for row in update.rows] == pytest.approx([1 / 4, 1 / 4, 1 / 6, 1 / 6])
+    assert update.account.trained == 7 and update.account.excluded == {Exclusion.ZERO_ADVANTAGE: 11}
+
+
+def test_ppo_weighs_every_token_of_the_step_the_same() -> None:
+    groups = [group("a", [1, 0, None], [[30, 10], [20], [9]]), group("b", [1, 1], [[8], [32]])]
+    for normaliser in ("group", "valid"):
+        update = plan_update(groups, Algorithm(loss="ppo", normaliser=normaliser), 0)
+        assert [row.factor for row in update.rows] == pytest.approx([30 / 100, 10 / 100, 20 / 100])
 
 
 def test_coverage_of_routes_shows_where_a_sequence_lost_them() -> None:
@@ -164,4 +207,6 @@ def test_a_mixed_step_is_split_by_harness_and_an_unmixed_one_is_not() -> None:
         "lego/harness/b/turns/mean": 1,
         "lego/harness/b/reward/mean": 1,
     }
-    assert row_owners(["a_0_0", "a_1_0", "a_3_0", "a_4_0"], [ours, other]) == (["h", "h", "b", "b"], [0, 1, 3, 4])
+    owners = row_owners(["a_0_0", "a_1_0", "a_3_0", "a_4_0"], [ours, other])
+    assert (owners.harnesses, owners.rollouts) == (["h", "h", "b", "b"], [0, 1, 3, 4])
+    assert len(owners.versions) == 3 + 3 + 2 + 2

@@ -1,4 +1,7 @@
-"""The training worker's update against the objective written down by hand on a plain transformers model; prints the largest gaps as JSON.
+"""The training worker's updates against the objectives written down by hand on a plain transformers model; prints both as JSON.
+
+Three groups with failures: one with signal whose first and last rollout have two branches, one without signal, one lone survivor. All
+cases go on from the weights and optimizer state of the one before, in verl and by hand, so the captured log-probs lag more and more.
 
 usage: python -m tests.trainer.verl_plugin.update_probe MODEL_DIR PORT
 """
@@ -7,15 +10,37 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 CLIP = 0.02, 0.03
-LR, STEPS = 1e-3, 3
-ROLLOUT = [0, 0, 1, 2, 2]
-"""Five rows: the first and the last rollout have two branches each."""
-SHAPES = [(12, 30), (20, 9), (8, 25), (15, 22), (9, 31)]
-"""Prompt and response lengths."""
-ADVANTAGES = [1.3, -0.7, -0.9]
+LR = 1e-3
+BETA, CAP = 0.3, 1.02
+REWARDS = [[1, 0, None, 0], [1, 1], [1, None]]
+BRANCHES = [[2, 1, 1, 2], [1, 1], [1, 1]]
+SHAPES = [(12, 30), (20, 9), (8, 25), (5, 6), (15, 22), (9, 31), (7, 12), (11, 17), (6, 8), (4, 7)]
+"""Prompt and response lengths of the branches of all rollouts in order, those of failed ones too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    loss: str = "gspo"
+    steps: int = 2
+    kl: bool = False
+    correction: bool = False
+    recomputed: bool = False
+
+
+CASES = [
+    Case("gspo", steps=3),
+    Case("grpo", "grpo"),
+    Case("ppo", "ppo"),
+    Case("gspo_kl", kl=True),
+    Case("ppo_kl", "ppo", kl=True),
+    Case("grpo_corrected", "grpo", correction=True),
+    Case("gspo_recomputed", steps=1, recomputed=True),
+]
 
 
 def main(model: str, port: str) -> None:
@@ -25,43 +50,39 @@ def main(model: str, port: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from trainer.verl_plugin.loss import Objective
     from trainer.verl_plugin.worker import CpuWorker
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=LR, betas=(0.9, 0.999), weight_decay=0.01)
     rows = make_rows(reference)
     worker = CpuWorker.__new__(CpuWorker)  # what update_actor needs of it; the rest wants a Ray actor
     worker.actor = make_worker(model)
-    worker.actor.set_loss_fn(loss())
-    metrics = worker.update_actor(batch(rows))["metrics"]
-    losses = train_by_hand(reference, rows)
-
-    trained = dict(worker.actor.engine.get_per_tensor_param()[0])
-    expected = dict(by_hf_name(reference))
-    gap = max(float((trained[name] - expected[name]).abs().max()) for name in expected)
-    moved = max(
-        float((tensor - before).abs().max()) for (_, tensor), before in zip(reference.named_parameters(), rows["start"], strict=True)
-    )
-    answer = {
-        "parameter_gap": gap,
-        "moved": moved,
-        "losses": [step["loss"] for step in metrics],
-        "by_hand": losses,
-        "rollouts": [step["rollouts"] for step in metrics],
-        "clipped": [step["clipped"] for step in metrics],
-    }
+    answer: dict[str, Any] = {"cases": {}}
+    for case in CASES:
+        worker.objective = Objective("sequence" if case.loss == "gspo" else "token", *CLIP)
+        worker.actor.set_loss_fn(worker.objective)
+        if case.recomputed:
+            answer |= gaps(worker, reference, rows["start"])  # behind this case the two go apart, which is its point
+            with torch.no_grad():
+                rows["base"] = [log_probs(reference, ids, prompt) for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]
+        metrics = worker.update_actor(batch(rows, case))["metrics"]
+        by_hand = train_by_hand(reference, optimizer, rows, case)
+        fields = ("loss", "rollouts", "clipped", "kl")
+        answer["cases"][case.name] = {"by_hand": by_hand} | {field: [step[field] for step in metrics] for field in fields}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 
-def loss() -> Any:
-    from functools import partial
-
-    from trainer.verl_plugin.loss import branch_gspo
-
-    return partial(branch_gspo, clip_low=CLIP[0], clip_high=CLIP[1])
+def gaps(worker: Any, reference: Any, start: list[Any]) -> dict[str, float]:
+    trained = dict(worker.actor.engine.get_per_tensor_param()[0])
+    expected = dict(by_hf_name(reference))
+    gap = max(float((trained[name] - expected[name]).abs().max()) for name in expected)
+    moved = max(float((now - then).abs().max()) for now, then in zip(reference.parameters(), start, strict=True))
+    return {"parameter_gap": gap, "moved": moved}
 
 
 def make_rows(reference: Any) -> dict[str, Any]:
-    """Random tokens; about a third of a response is trained; old log-probs are the model's own."""
+    """Random tokens; about a third of a response is trained; the captured log-probs are the first weights' own."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -71,8 +92,9 @@ def make_rows(reference: Any) -> dict[str, Any]:
         mask[0] = 1
     with torch.no_grad():
         old = [log_probs(reference, row, prompt) for row, (prompt, _) in zip(ids, SHAPES, strict=True)]
+    correction = [(1 + 0.05 * torch.randn(response, generator=generator)).clamp(max=CAP) for _, response in SHAPES]
     start = [parameter.detach().clone() for parameter in reference.parameters()]
-    return {"ids": ids, "masks": masks, "old": old, "start": start}
+    return {"ids": ids, "masks": masks, "old": old, "base": old, "correction": correction, "start": start}
 
 
 def log_probs(model: Any, ids: Any, prompt: int) -> Any:
@@ -81,17 +103,70 @@ def log_probs(model: Any, ids: Any, prompt: int) -> Any:
     return logits[prompt - 1 : -1].gather(-1, ids[prompt:].unsqueeze(-1)).squeeze(-1)
 
 
-def batch(rows: dict[str, Any]) -> Any:
+def played(rows: dict[str, Any]) -> list[Any]:
+    """The groups as the rollout manager would hand them over."""
+    import numpy as np
+
+    from server.schemas.capture import BranchClass, BranchReason
+    from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
+    from server.schemas.states import Phase
+    from trainer.capture.sample import Sample
+    from trainer.rollout.groups import Group
+    from trainer.rollout.manager import PlayedGroup
+    from trainer.rollout.trial import Rollout
+
+    def sample(number: int) -> Sample:
+        prompt, response = SHAPES[number]
+        mask = np.concatenate([np.zeros(prompt, bool), rows["masks"][number].numpy().astype(bool)])
+        nothing = np.zeros(prompt + response)
+        return Sample(
+            rows["ids"][number].numpy().astype(np.int32), mask, nothing.astype(np.float32), nothing.astype(np.int32), None,
+            np.zeros(prompt + response, bool), prompt, BranchReason.ROOT, BranchClass.POLICY,
+        )  # fmt: skip
+
+    numbers = iter(range(len(SHAPES)))
+    groups = []
+    for name, rewards, branches in zip("abc", REWARDS, BRANCHES, strict=True):
+        rollouts = []
+        for member, (reward, count) in enumerate(zip(rewards, branches, strict=True)):
+            samples = [sample(next(numbers)) for _ in range(count)]
+            sampled = sum(int(part.mask.sum()) for part in samples)
+            if reward is None:
+                outcome: Any = Failed(stage=Stage.AGENT, cause=Cause.AGENT_TIMEOUT)
+                rollouts.append(Rollout(f"{name}-{member}", member, outcome, [], sampled, 1))
+            else:
+                outcome = Scored(reward=1 if reward else 0, termination=Termination.COMPLETED)
+                rollouts.append(Rollout(f"{name}-{member}", member, outcome, samples, sampled, 1))
+        groups.append(PlayedGroup(Group(name, 1, Phase.TRAIN, name, "h", len(rewards), name), rollouts))
+    return groups
+
+
+def row_numbers() -> dict[str, int]:
+    """Key of each branch in the plan of an update → its place in SHAPES."""
+    keys: dict[str, int] = {}
+    for name, branches in zip("abc", BRANCHES, strict=True):
+        for member, count in enumerate(branches):
+            for branch in range(count):
+                keys[f"{name}_{member}_{branch}"] = len(keys)
+    return keys
+
+
+def batch(rows: dict[str, Any], case: Case) -> Any:
+    """What the trainer sends to the worker, planned by the trainer's own code."""
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    def jagged(parts: list[Any]) -> Any:
-        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+    from server.schemas.runspec import Algorithm
+    from trainer.verl_plugin.update import plan_update
 
-    counts = torch.stack([mask.sum() for mask in rows["masks"]]).float()
-    rollout = torch.tensor(ROLLOUT)
-    share = counts / torch.zeros(3).index_add(0, rollout, counts)[rollout]
+    algorithm = Algorithm.model_validate({"loss": case.loss, "kl": BETA if case.kl else 0, "epochs": case.steps})
+    planned = plan_update(played(rows), algorithm, 0).rows
+    numbers = [row_numbers()[row.key] for row in planned]
+
+    def jagged(parts: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor([parts[number] for number in numbers], layout=torch.jagged)
+
     fields = {
         "prompts": jagged([ids[:prompt] for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]),
         "responses": jagged([ids[prompt:] for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]),
@@ -99,37 +174,71 @@ def batch(rows: dict[str, Any]) -> Any:
         "position_ids": jagged([torch.arange(len(ids)) for ids in rows["ids"]]),
         "response_mask": jagged(rows["masks"]),
         "loss_mask": jagged(rows["masks"]),
-        "old_log_probs": jagged(rows["old"]),
-        "rollout": rollout,
-        "share": share,
-        "weight": torch.tensor(ADVANTAGES)[rollout] * share / 3,
-    } | {f"minibatch_{epoch}": torch.zeros(5, dtype=torch.long) for epoch in range(STEPS)}
-    data = TensorDict(fields, batch_size=5)
-    tu.assign_non_tensor(data, epochs=STEPS, minibatches=1, temperature=1.0, calculate_entropy=False, global_batch_size=1)
+        "old_log_probs": jagged(rows["base"]),
+        "rollout": torch.tensor([row.rollout for row in planned]),
+        "share": torch.tensor([row.share for row in planned]),
+        "weight": torch.tensor([row.weight for row in planned]),
+    } | {f"minibatch_{epoch}": torch.tensor([row.minibatches[epoch] for row in planned]) for epoch in range(case.steps)}
+    if case.kl:
+        fields |= {"ref_log_prob": jagged(rows["old"]), "kl_weight": torch.tensor([BETA * row.factor for row in planned])}
+    if case.correction:
+        fields["correction"] = jagged(rows["correction"])
+    data = TensorDict(fields, batch_size=len(planned))
+    tu.assign_non_tensor(data, epochs=case.steps, minibatches=1, temperature=1.0, calculate_entropy=False, global_batch_size=1)
     tu.assign_non_tensor(data, max_token_len_per_gpu=64)  # several micro-batches: branches of a rollout are computed apart
     return data
 
 
-def train_by_hand(model: Any, rows: dict[str, Any]) -> list[float]:
-    """-1/3 sum over rollouts of min(s A, clip(s) A), s = exp(mean over all trained tokens of log π - log π_old), by plain autograd."""
+def train_by_hand(model: Any, optimizer: Any, rows: dict[str, Any], case: Case) -> list[float]:
+    """The objective as the paper writes it, from rewards and captured log-probs, by plain autograd."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.999), weight_decay=0.01)
     losses = []
-    for _ in range(STEPS):
-        sums, tokens = [torch.zeros(()) for _ in ADVANTAGES], [0] * 3
-        for owner, ids, mask, old, (prompt, _) in zip(ROLLOUT, rows["ids"], rows["masks"], rows["old"], SHAPES, strict=True):
-            sums[owner] = sums[owner] + ((log_probs(model, ids, prompt) - old) * mask).sum()
-            tokens[owner] += int(mask.sum())
-        sigmas = [(total / count).exp() for total, count in zip(sums, tokens, strict=True)]
-        terms = [torch.min(s * a, s.clamp(1 - CLIP[0], 1 + CLIP[1]) * a) for s, a in zip(sigmas, ADVANTAGES, strict=True)]
-        objective = -sum(terms) / 3
+    for _ in range(case.steps):
+        objective = -by_formula(model, rows, case)
         optimizer.zero_grad()
         objective.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(float(objective))
     return losses
+
+
+def by_formula(model: Any, rows: dict[str, Any], case: Case) -> Any:
+    """J of the three groups. Always against the captured log-probs, also where verl gets recomputed ones."""
+    import torch
+
+    def clipped(ratio: Any, advantage: float) -> Any:
+        return torch.min(ratio * advantage, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * advantage)
+
+    numbers = iter(range(len(SHAPES)))
+    total, tokens_of_all = torch.zeros(()), 0
+    for rewards, branches in zip(REWARDS, BRANCHES, strict=True):
+        scored = torch.tensor([float(reward) for reward in rewards if reward is not None])
+        for reward, count in zip(rewards, branches, strict=True):
+            members = [next(numbers) for _ in range(count)]
+            if reward is None:
+                continue
+            new, old, weight = [], [], []
+            for number in members:
+                trained = rows["masks"][number].bool()
+                new.append(log_probs(model, rows["ids"][number], SHAPES[number][0])[trained])
+                old.append(rows["old"][number][trained])
+                weight.append(rows["correction"][number][trained] if case.correction else torch.ones(int(trained.sum())))
+            after, before, weights = torch.cat(new), torch.cat(old), torch.cat(weight)
+            lone_or_equal = len(scored) < 2 or bool((scored == scored[0]).all())
+            advantage = 0.0 if lone_or_equal else float((reward - scored.mean()) / (scored.std() + 1e-6))
+            if case.loss == "gspo":
+                term = clipped((after - before).mean().exp(), advantage)
+            else:
+                term = (clipped((after - before).exp(), advantage) * weights).mean()
+            if case.kl:
+                term = term - BETA * ((before - after).exp() - (before - after) - 1).mean()
+            if case.loss == "ppo":
+                total, tokens_of_all = total + term * len(after), tokens_of_all + len(after)
+            else:
+                total = total + term / len(rewards) / len(REWARDS)
+    return total / tokens_of_all if case.loss == "ppo" else total
 
 
 def by_hf_name(model: Any) -> Any:

@@ -1,0 +1,137 @@
+"""When prompts start, and which of them a step trains. The synchronous schedule is the one with staleness 0.
+
+Versions count weight updates. A step that trains on weights v may take a prompt whose first rollout began under v - `staleness` or later.
+Two rules give that without a wait for the slowest:
+
+* At the start of a step, prompts are fed until `staleness` + 1 batches of them are neither trained nor dropped. In the order in which they
+  were fed, a finished prompt is always taken in time.
+* A step takes the finished prompts that were fed first. One that is still unfinished when its last step has gone by is dropped: it was
+  slower than `staleness` + 1 whole updates. The next step feeds another in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from .slots import Slots
+
+EVALUATION, TRAINING = 0, 1
+"""Ranks: the trainer waits for an evaluation, so nothing may be in front of it."""
+
+
+@dataclass(eq=False, slots=True)
+class Prompt[M, R]:
+    """The rollouts of one prompt. `results` has those that ended, by their number. `begun` is the version under which the first began."""
+
+    name: str
+    members: Sequence[M]
+    begun: int | None = None
+    results: dict[int, R] = field(default_factory=dict)
+    dropped: str = ""
+    """Why it will not be trained."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    played: asyncio.Task[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.played is not None and self.played.done()
+
+
+class Schedule[M, R]:
+    """Not thread-safe: one event loop. `play` runs one rollout, `finish` is called once for each prompt whose rollouts have all ended,
+    before it can be taken."""
+
+    def __init__(
+        self,
+        play: Callable[[M], Awaitable[R]],
+        slots: Slots,
+        *,
+        batch: int,
+        staleness: int,
+        finish: Callable[[Prompt[M, R]], Awaitable[None]] | None = None,
+        version: int = 0,
+    ) -> None:
+        self._play, self._slots, self._finish = play, slots, finish
+        self._batch, self._staleness = batch, staleness
+        self._prompts: list[Prompt[M, R]] = []
+        self._news = asyncio.Event()
+        self.version = version
+
+    @property
+    def outstanding(self) -> list[Prompt[M, R]]:
+        """Neither trained nor dropped, in the order in which they were fed."""
+        return list(self._prompts)
+
+    def wanted(self, steps: int) -> int:
+        """How many prompts the step that is about to begin feeds; `steps` are left, this one included."""
+        return max(0, min(self._staleness + 1, steps) * self._batch - len(self._prompts))
+
+    def feed(self, prompts: Iterable[tuple[str, Sequence[M]]]) -> None:
+        """Start prompts, given as (name, members), behind those that were fed before."""
+        for name, members in prompts:
+            prompt: Prompt[M, R] = Prompt(name, members)
+            prompt.played = asyncio.create_task(self._run(prompt), name=name)
+            prompt.played.add_done_callback(lambda _: self._news.set())
+            self._prompts.append(prompt)
+
+    async def take(self) -> list[Prompt[M, R]]:
+        """A batch of finished prompts for a step on the present weights. Raises what a rollout raised."""
+        while True:
+            self._news.clear()
+            finished = [prompt for prompt in self._prompts if prompt.finished]
+            for prompt in finished:
+                assert prompt.played is not None  # noqa: S101 it has finished
+                prompt.played.result()
+            if len(finished) >= self._batch:
+                taken = finished[: self._batch]
+                self._prompts = [prompt for prompt in self._prompts if prompt not in taken]
+                return taken
+            await self._news.wait()
+
+    async def advance(self, version: int) -> list[Prompt[M, R]]:
+        """The engine has the weights of `version`. Returns the prompts that are too old for a step on them, with their rollouts ended."""
+        self.version = version
+        oldest = version - self._staleness
+        late = [prompt for prompt in self._prompts if prompt.begun is not None and prompt.begun < oldest]
+        await self._drop(late, f"stale: unfinished at version {version}, whose step takes what began under version {oldest} or later")
+        return late
+
+    async def close(self) -> None:
+        """End every rollout."""
+        await self._drop(self.outstanding, "the run has ended")
+
+    async def evaluate(self, members: Sequence[M]) -> list[R]:
+        """Rollouts outside of the order, in front of those that wait for a place."""
+        prompt: Prompt[M, R] = Prompt("evaluation", members)
+        await self._all(prompt, EVALUATION)
+        return [prompt.results[number] for number in range(len(members))]
+
+    async def _drop(self, prompts: Sequence[Prompt[M, R]], why: str) -> None:
+        for prompt in prompts:
+            self._prompts.remove(prompt)
+            prompt.dropped = why
+            for task in prompt.tasks:
+                task.cancel(why)
+        await asyncio.gather(*(prompt.played for prompt in prompts if prompt.played is not None), return_exceptions=True)
+
+    async def _run(self, prompt: Prompt[M, R]) -> None:
+        await self._all(prompt, TRAINING)
+        if self._finish is not None and not prompt.dropped:
+            await self._finish(prompt)
+
+    async def _all(self, prompt: Prompt[M, R], rank: int) -> None:
+        """The first error cancels the rest and is raised as it is."""
+
+        async def one(number: int, member: M) -> None:
+            async with self._slots.place(rank):
+                if prompt.begun is None:
+                    prompt.begun = self.version
+                prompt.results[number] = await self._play(member)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                prompt.tasks = [group.create_task(one(number, member)) for number, member in enumerate(prompt.members)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None

@@ -1,0 +1,215 @@
+"""What our trainers add to verl's: exclusion of failed trials, exact normalisation, a fixed number of optimizer steps, evaluation."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+
+from server.schemas.events import EvaluationBody
+from server.schemas.probes import TRAINED_WITH, TrainedWith
+from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
+from trainer.launch import PROGRESS_LOG
+from trainer.rollout.manager import Batch, RolloutManager
+from trainer.rollout.rows import PARTITION
+
+from .metrics import LogProbs, ReportingSink, fidelity_metrics, numbers, update_metrics
+from .stop import check_failures
+from .update import StepUpdate, harness_metrics, plan_update, row_owners
+from .worker import CpuWorker
+
+
+class LegoSteps(PPOTrainer):
+    """Stands in front of one of verl's trainers, which says how generation and training share the machine."""
+
+    agent_loop_manager: RolloutManager
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.trainer_mode = "sync"  # under every other name verl keeps the prompts and saves them; here the manager does
+        self._run = RunDir(Path(config.lego.run_dir))
+        self._spec = self._run.load().spec
+        self._metrics: dict[str, float] = {}
+        """Of the step under way."""
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(CpuWorker)
+
+    def fit(self, agent_loop_manager: RolloutManager) -> None:
+        self.agent_loop_manager = agent_loop_manager
+        evaluated = agent_loop_manager.begin(self.global_steps)
+        try:
+            if not evaluated:
+                self._validate()
+            if self.global_steps:
+                agent_loop_manager.feed(CheckpointFile.model_validate_json(self._run.latest_checkpoint.read_bytes()).unfinished)
+            super().fit(agent_loop_manager)
+        finally:
+            agent_loop_manager.close()
+
+    def on_train_begin(self) -> None:
+        self.logger.logger["lego"] = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Feed what the schedule wants; the order of the data is verl's."""
+        if wanted := self.agent_loop_manager.wanted(self.total_training_steps - self.global_steps + 1):
+            self.agent_loop_manager.generate_sequences(self._next_train_batch(wanted))
+        return {}
+
+    def on_step_end(self) -> None:
+        self.agent_loop_manager.announce(self.global_steps)
+        super().on_step_end()
+        self.agent_loop_manager.advance(self.global_steps)
+
+    def _validate(self) -> dict[str, float]:
+        """A held-out evaluation: the same path as training, without an update."""
+        started = time.monotonic()
+        played = self.agent_loop_manager.evaluate(self.global_steps)
+        check_failures(played, f"the evaluation after step {self.global_steps}", self._spec.monitors.failed_share)
+        rollouts = [rollout for group in played for rollout in group.rollouts]
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        seconds = time.monotonic() - started
+        metrics = {"timing_s/evaluation": seconds, "lego/turns/mean": sum(r.turns for r in rollouts) / len(rollouts)}
+        metrics |= harness_metrics(played)
+        self.agent_loop_manager.reporter.report(
+            EvaluationBody(step=self.global_steps, resolved=sum(rewards), executed=len(rewards), total=len(rollouts), metrics=metrics)
+        )
+        self._say(
+            f"evaluation after step {self.global_steps}: {sum(rewards)} of {len(rollouts)} resolved"
+            f"  {len(rollouts) - len(rewards)} failed  {seconds:.1f} s"
+        )
+        return {"val-core/lego/resolved": sum(rewards) / len(rollouts), "timing_s/evaluation": seconds}
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        with marked_timer("gen", timing_raw):
+            self.on_sample_begin()
+            taken = self.agent_loop_manager.finish_step()
+            check_failures(taken.played, f"step {self.global_steps}", self._spec.monitors.failed_share)
+            self.on_sample_end()
+        seed = self._spec.trainer.seed * 100_003 + self.global_steps
+        stale = self.agent_loop_manager.take_stale()
+        update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=stale)
+        metrics.update(update.metrics)
+        metrics.update(self.agent_loop_manager.metrics())
+        batch = KVBatchMeta(partition_id=PARTITION, keys=taken.rows.keys, tags=taken.rows.tags)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        if batch.keys:
+            with marked_timer("old_log_prob", timing_raw):
+                batch = self._score(batch, taken, metrics)
+        if update.rows:
+            with marked_timer("update_actor", timing_raw):
+                self._update_branches(batch, update, metrics)
+        metrics.setdefault("lego/optimizer_steps", 0.0)
+        return batch
+
+    def _save_checkpoint(self) -> None:
+        """verl's, then the file that names it (verl's own is not written atomically), then the oldest ones go (verl forgets those of an
+        earlier attempt)."""
+        super()._save_checkpoint()
+        spec, checkpoint = self._spec, self._spec.trainer.checkpoint
+        trained_with = TrainedWith(
+            renderer=spec.model.renderer,
+            thinking=spec.model.thinking,
+            history=spec.capture.history,
+            harnesses=[harness.name for harness in spec.harnesses],
+            run_id=self.config.trainer.experiment_name,
+            step=self.global_steps,
+        )
+        weights = self._run.checkpoints / f"global_step_{self.global_steps}" / "actor" / "huggingface"
+        write_atomic(weights / TRAINED_WITH, trained_with.model_dump_json(), mode=0o644)
+        if checkpoint.every:
+            latest = CheckpointFile(step=self.global_steps, metrics=self._metrics, unfinished=self.agent_loop_manager.unfinished)
+            write_atomic(self._run.latest_checkpoint, latest.model_dump_json())
+            folders = sorted(self._run.checkpoints.glob("global_step_*"), key=lambda folder: int(folder.name.rpartition("_")[2]))
+            for folder in folders[: -checkpoint.keep]:
+                shutil.rmtree(folder)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self._metrics = numbers(metrics)
+        return batch
+
+    def _score(self, batch: KVBatchMeta, taken: Batch, metrics: dict[str, Any]) -> KVBatchMeta:
+        """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
+        `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards. With a KL term, the reference's too."""
+        batch = PPOTrainer._compute_old_log_prob(self, batch, metrics)
+        names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        rollout, trainer, mask = (data[name].values().numpy() for name in names)
+        owners = row_owners(batch.keys, taken.played)
+        columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions == self.global_steps - 1)
+        metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
+        metrics.update(self.actor_rollout_wg.routing_counts()[0])
+        if self.use_reference_policy:
+            batch = self._compute_ref_log_prob(batch, metrics)
+        algorithm = self._spec.algorithm
+        if algorithm.ratio_base == "behaviour":
+            return self._put(batch, {"old_log_probs": data["rollout_log_probs"]})
+        if algorithm.importance_sampling == "token":
+            padded = data.to_padded_tensor()
+            weights, found = compute_rollout_correction_weights(
+                padded["old_log_probs"] - padded["rollout_log_probs"],
+                padded["response_mask"],
+                rollout_is="token",
+                rollout_is_threshold=algorithm.importance_cap,
+            )
+            metrics.update({f"rollout_corr/{name}": value for name, value in found.items()})
+            lengths = data["response_mask"].offsets().diff().tolist()
+            rows = [row[:length] for row, length in zip(weights, lengths, strict=True)]
+            return self._put(batch, {"correction": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
+        return batch
+
+    def _put(self, batch: KVBatchMeta, columns: dict[str, torch.Tensor]) -> KVBatchMeta:
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch)))
+
+    def _update_branches(self, batch: KVBatchMeta, update: StepUpdate, metrics: dict[str, Any]) -> None:
+        """Train the rows with signal: epochs x mini-batches optimizer steps, whatever their number."""
+        rows, algorithm = update.rows, self._spec.algorithm
+        columns = {
+            "weight": torch.tensor([row.weight for row in rows], dtype=torch.float32),
+            "share": torch.tensor([row.share for row in rows], dtype=torch.float32),
+            "rollout": torch.tensor([row.rollout for row in rows]),
+        }
+        if algorithm.kl:
+            columns["kl_weight"] = torch.tensor([algorithm.kl * row.factor for row in rows], dtype=torch.float32)
+        columns |= {f"minibatch_{epoch}": torch.tensor([row.minibatches[epoch] for row in rows]) for epoch in range(algorithm.epochs)}
+        trained = tq.kv_batch_put(
+            keys=[row.key for row in rows], partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(rows))
+        )
+        trained.extra_info = {
+            "epochs": algorithm.epochs,
+            "minibatches": algorithm.minibatches,
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            "calculate_entropy": False,
+            "global_batch_size": 1,
+        }
+        output = self.actor_rollout_wg.update_actor(trained)
+        metrics.update(update_metrics(tu.get(output, "metrics")))
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        lengths = [tag["seq_len"] for tag in batch.tags if "seq_len" in tag]
+        if lengths:
+            metrics |= {"lego/sequence_length/mean": sum(lengths) / len(lengths), "lego/sequence_length/max": max(lengths)}
+        metrics |= {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
+        metrics |= {"training/global_step": global_steps, "training/epoch": epoch}
+
+    def _say(self, line: str) -> None:
+        with (self._run.logs / PROGRESS_LOG).open("a") as file:
+            file.write(line + "\n")
