@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .kubernetes import Kubernetes
 from .trials import Budgets, Identifier
 
 
@@ -94,14 +95,32 @@ class Images(_Section):
     """The one Python package index that a Dockerfile's steps may reach; without it they have no network."""
 
 
+class Docker(_Section):
+    """The engine that makes the containers, on this machine or another one (docs/docker.md)."""
+
+    url: Annotated[str, Field(pattern=r"^(unix:///|tcp://[^/]+:\d+$|ssh://[^/]+)")] = "unix:///var/run/docker.sock"
+    tls: Path | None = None
+    """Directory with `ca.pem`, `cert.pem` and `key.pem`, which `tcp://` needs: whoever reaches an engine is root on its machine."""
+    mounts: Literal["bind", "copy"] | None = None
+    """How a harness's runtime gets into a container: bound from this machine (the default for `unix://`), or copied into an image."""
+
+    @model_validator(mode="after")
+    def _protected(self) -> Docker:
+        if self.url.startswith("tcp://") and self.tls is None:
+            raise ValueError("set tls: an engine at tcp:// without it makes everyone who reaches the port root on its machine")
+        return self
+
+
 class Sandbox(_Section):
-    environment: Literal["namespace"] = "namespace"
+    environment: Literal["namespace", "docker", "kubernetes"] = "namespace"
     concurrency: int = Field(default=16, ge=1)
     """Trials that hold a sandbox at the same time."""
     verifier: Literal["separate"] = "separate"
     image: str | None = None
     """What sandboxes are made from where the environment has images and the task's `docker_image` names none."""
     images: Images = Images()
+    docker: Docker = Docker()
+    kubernetes: Kubernetes = Kubernetes()
     limits: Limits = Limits()
     budgets: Budgets = Budgets()
 
@@ -295,6 +314,8 @@ class Monitors(_Section):
 class Reporting(_Section):
     name: str = ""
     keep_captures: bool = True
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Experiment trackers that get every step's metrics too, through verl's own loggers; each is configured as it always is."""
 
 
 class RunSpec(_Section):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from server.schemas.capture import CaptureRecord
 from server.schemas.events import (
@@ -31,7 +32,20 @@ from server.schemas.events import (
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import RunDir, RunFile, write_atomic
-from server.schemas.runspec import Admission, Algorithm, Checkpoint, Data, Evaluation, Harness, Kind, Model, Rollout, RunSpec, Trainer
+from server.schemas.runspec import (
+    Admission,
+    Algorithm,
+    Checkpoint,
+    Data,
+    Evaluation,
+    Harness,
+    Kind,
+    Model,
+    Reporting,
+    Rollout,
+    RunSpec,
+    Trainer,
+)
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import FakeRunner, scored
@@ -96,6 +110,7 @@ def prepare(world: World, policy: Path, **changes: object) -> RunSpec:
         rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4, admission=Admission(enabled=True)),
         algorithm=Algorithm(clip_low=0.03, clip_high=0.04, ratio_base="recomputed", epochs=2, minibatches=2),
         trainer=Trainer(steps=STEPS, learning_rate=1e-3, start="warm_fork", evaluation=Evaluation(rollouts=4)),
+        reporting=Reporting(trackers=("tensorboard",)),
     ).model_copy(update=changes)
     for split in ("train", "held_out"):
         folder = world.run.tasks / split
@@ -153,6 +168,14 @@ def test_two_steps_train_every_sampled_token_once(world: World, policy: Path) ->
         check_step(world, bodies, step)
     assert (world.run.checkpoints / "final" / "model.safetensors").is_file()
     assert "step 2/2" in output and "pearson 1.0000" in output
+    assert tracked(world, "lego/trained_tokens") == [step.metrics["lego/trained_tokens"] for step in of(bodies, StepBody)]
+
+
+def tracked(world: World, name: str) -> list[float]:
+    """A metric's values in the order of their steps, as TensorBoard reads them."""
+    events = EventAccumulator(str(world.run.root / "tracking" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars(name)] == [1, 2]
+    return [event.value for event in events.Scalars(name)]
 
 
 def check_trials(bodies: list[EventBody]) -> None:

@@ -7,6 +7,7 @@ of a failure.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -72,6 +73,7 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
         raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train' or 'eval'")
     model = _model(spec.model.path)
     environment.apply(spec.trainer.device, own_cluster=spec.trainer.cluster.ray == "local")
+    _prepare_trackers(run, spec)
     warm = spec.trainer.start == "warm_fork"
     if warm and (reason := zygote.obstacle()):
         print(f"warm_fork is not available ({reason}): starting plainly", file=sys.stderr)
@@ -133,6 +135,15 @@ def _model(name: str) -> Path:
     if not (path / "config.json").is_file():
         raise FinalError(f"model.path {name!r} is no checkpoint directory: {path / 'config.json'} does not exist")
     return path
+
+
+def _prepare_trackers(run: RunDir, spec: RunSpec) -> None:
+    for tracker in spec.reporting.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            raise FinalError(f"reporting.trackers: {tracker} is not installed beside the trainer: install it, or leave it out")
+    if spec.reporting.trackers:
+        (run.root / "tracking").mkdir(exist_ok=True)
+        os.environ.update(environment.of_trackers(run))
 
 
 def _wait_for_runner(run: RunDir) -> None:

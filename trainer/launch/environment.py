@@ -7,6 +7,8 @@ import secrets
 import sys
 from typing import Literal
 
+from server.schemas.rundir import RunDir
+
 EVERYWHERE = {
     "VERL_USE_EXTERNAL_MODULES": "trainer.verl_plugin.plugin",
     "VERL_USE_EXTERNAL_PLUGINS": "none",
@@ -28,6 +30,13 @@ FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
 
 def settings(device: Literal["cpu", "cuda"]) -> dict[str, str]:
     return EVERYWHERE | (ON_CPU if device == "cpu" else {})
+
+
+def of_trackers(run: RunDir) -> dict[str, str]:
+    """Where experiment trackers write that were not told otherwise: below the run's directory."""
+    home = run.root / "tracking"
+    places = {"TENSORBOARD_DIR": f"{home}/tensorboard", "WANDB_DIR": f"{home}", "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
+    return {name: value for name, value in places.items() if name not in os.environ}
 
 
 def apply(device: Literal["cpu", "cuda"], *, own_cluster: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from server.schemas.events import RunStateBody
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
-from server.schemas.runspec import Data, Harness, Kind, Model, RunSpec
+from server.schemas.runspec import Data, Harness, Kind, Model, Reporting, RunSpec
 from server.schemas.states import RunState
 from tests.trainer.support.fake_server import FakeServer
 from trainer.launch import FINAL, FinalError, driver
@@ -89,3 +90,11 @@ def test_rays_directory_is_reached_over_a_short_path(tmp_path: Path) -> None:
         (temp / "file").touch()
         assert (deep.root / "ray" / "file").exists()
     assert not temp.exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="mlflow is installed here")
+def test_a_tracker_that_is_not_installed(tmp_path: Path, server: FakeServer) -> None:
+    spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "m"), "reporting": Reporting(trackers=("tensorboard", "mlflow"))})
+    code, output = launch(tmp_path / "run", server, spec)
+    assert code == FINAL
+    assert output == "failed: reporting.trackers: mlflow is not installed beside the trainer: install it, or leave it out\n"
