@@ -33,6 +33,7 @@ class Server(uvicorn.Server):
                 http=Protocol,
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 lifespan="off",
                 ws="none",
@@ -55,6 +56,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.gone: asyncio.Future[None] = self.loop.create_future()
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:
@@ -72,6 +74,15 @@ class _Protocol(HttpToolsProtocol):
         if self.in_head and self.head > MAX_HEAD and not self.refused:
             self.send_400_response("")
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["gone"] = self.gone
+
     def on_headers_complete(self) -> None:
         self.in_head = False
         super().on_headers_complete()
@@ -79,6 +90,7 @@ class _Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self.in_head, self.head = True, 0
         super().on_message_complete()
+        self.flow.resume_reading()  # which a large body had paused: else nobody would see the client go
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has too long a head, has no path and so no dialect: the answer is one in all of them.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import Any, Self
+from typing import Any
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Send
 
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.refusal import Refusal
@@ -23,26 +23,15 @@ class ClientGone(Exception):
 class Line:
     """Knows at any time whether the client is there. Writing waits until the client has room, so nothing piles up for a slow one."""
 
-    def __init__(self, receive: Receive, send: Send, patience: float) -> None:
-        """To be entered when the whole body has been received. `patience`: seconds that one write may take."""
-        self._receive, self._send, self._patience = receive, send, patience
-        self._watch: asyncio.Task[None] | None = None
-        self._gone = self.started = self.ended = False
-
-    async def __aenter__(self) -> Self:
-        self._watch = asyncio.create_task(self._listen())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._watch is not None  # noqa: S101 entered
-        self._watch.cancel()
-        await asyncio.wait({self._watch})
+    def __init__(self, gone: asyncio.Future[None], send: Send, patience: float) -> None:
+        """`gone` is done when the connection is lost. `patience`: seconds that one write may take."""
+        self._gone, self._send, self._patience = gone, send, patience
+        self.started = self.ended = False
 
     async def wait(self, future: asyncio.Future[Any], seconds: float | None = None) -> None:
         """Until `future` is done, or `seconds` have passed. Raises ClientGone."""
-        assert self._watch is not None  # noqa: S101 entered
-        await asyncio.wait({future, self._watch}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if self._gone:
+        await asyncio.wait({future, self._gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done():
             raise ClientGone
 
     async def answer(self, status: int, body: str, media_type: bytes = JSON) -> None:
@@ -75,7 +64,7 @@ class Line:
             await self._write({"type": "http.response.body", "body": content[at : at + PIECE], "more_body": more or not last})
 
     async def _write(self, message: Message) -> None:
-        if self._gone:
+        if self._gone.done():
             raise ClientGone
         self.started = True
         self.ended = message["type"] == "http.response.body" and not message.get("more_body")
@@ -84,11 +73,6 @@ class Line:
                 await self._send(message)
         except TimeoutError:
             raise ClientGone from None
-
-    async def _listen(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
 
 
 def _head(status: int, media_type: bytes, header: tuple[bytes, bytes]) -> Message:

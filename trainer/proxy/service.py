@@ -11,26 +11,18 @@ import secrets
 import socket
 from weakref import WeakValueDictionary
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
-
 from trainer.capture.capture import Capture
 from trainer.engine.base import Engine, ReportsKV, Sampling
 from trainer.proxy.answering import answer
-from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.gate import Rule
-from trainer.proxy.http import Server, error_in_all_dialects
-from trainer.proxy.limits import MAX_BODY, MAX_NAME, MAX_UNKNOWN, Limits, Patience
+from trainer.proxy.http import Server
+from trainer.proxy.limits import MAX_NAME, MAX_UNKNOWN, Limits, Patience
 from trainer.proxy.line import ClientGone, Line
 from trainer.proxy.metrics import Metrics
+from trainer.proxy.paths import Call, Endpoint, Paths
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
@@ -38,6 +30,12 @@ from trainer.proxy.upstream import Upstream
 from trainer.proxy.waiting import Gated
 
 log = logging.getLogger(__name__)
+ENDPOINTS = {
+    "v1/chat/completions": Endpoint(OpenAIChat()),
+    "v1/responses": Endpoint(OpenAIResponses()),
+    "v1/messages": Endpoint(Anthropic()),
+    "v1/messages/count_tokens": Endpoint(Anthropic(), counts=True),
+}
 
 
 class Proxy:
@@ -69,7 +67,7 @@ class Proxy:
         # Head and body of an answer are two writes: without this, the second waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._url = "http://{}:{}".format(*listener.getsockname()[:2])
-        self._server = Server(self._app(), self.patience.head)
+        self._server = Server(Paths(ENDPOINTS, self.serve, self.patience.write), self.patience.head)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="proxy")
         while not self._server.started:
             if self._serving.done():
@@ -127,41 +125,25 @@ class Proxy:
             await self._serving
             self._server = self._serving = None
 
-    def _app(self) -> Starlette:
-        base, openai, responses, anthropic = "/r/{rollout_id}", OpenAIChat(), OpenAIResponses(), Anthropic()
-        return Starlette(
-            routes=[
-                Route(f"{base}/v1/chat/completions", _Endpoint(self, openai), methods=["POST"]),
-                Route(f"{base}/v1/responses", _Endpoint(self, responses), methods=["POST"]),
-                Route(f"{base}/v1/messages", _Endpoint(self, anthropic), methods=["POST"]),
-                Route(f"{base}/v1/messages/count_tokens", _Endpoint(self, anthropic, counts=True), methods=["POST"]),
-                Route(f"{base}/v1/models", _models, methods=["GET"]),
-                Route(base, _nothing, methods=["HEAD"]),
-                Route(base + "/{rest:path}", _nothing, methods=["HEAD"]),
-            ],
-            exception_handlers={HTTPException: _no_such_path},
-        )
-
-    async def serve(self, http: HTTPRequest, line: Line, dialect: Dialect, counts: bool) -> None:
+    async def serve(self, call: Call, line: Line, endpoint: Endpoint) -> None:
         """One request of a rollout, whose errors are answered in the dialect's own words."""
-        session = None
+        session, dialect = None, endpoint.dialect
         try:
-            session = self._authorize(http)
-            request = dialect.parse(session.reader.load(await _body(http, self.patience.body)), http.headers)
+            session = self._authorize(call)
+            request = dialect.parse(session.reader.load(await call.body(self.patience.body)), call.headers)
             self._note(session, request.unknown)
-            async with line:
-                if counts:  # Claude Code decides by this number whether a file is too long to read: real and repeatable
-                    await line.answer(200, json.dumps({"input_tokens": session.count(request)}))
-                else:
-                    await answer(line, dialect, session, request, self._rendering, self.patience)
+            if endpoint.counts:  # Claude Code decides by this number whether a file is too long to read: real and repeatable
+                await line.answer(200, json.dumps({"input_tokens": session.count(request)}))
+            else:
+                await answer(line, dialect, session, request, self._rendering, self.patience)
         except Refusal as refusal:
-            log.info("call refused: rollout=%r reason=%s %s", http.path_params["rollout_id"], refusal.reason, refusal.message)
+            log.info("call refused: rollout=%r reason=%s %s", call.rollout_id, refusal.reason, refusal.message)
             await line.refuse(dialect, refusal)
-        except (ClientGone, ClientDisconnect):
-            log.info("client gone: rollout=%r", http.path_params["rollout_id"])
+        except ClientGone:
+            log.info("client gone: rollout=%r", call.rollout_id)
         except Exception as error:
             # A fault of ours must end as Failed(proxy) with the harness stopped, not as a retried 500 or a reward.
-            log.exception("proxy failed on a call of rollout %r", http.path_params["rollout_id"])
+            log.exception("proxy failed on a call of rollout %r", call.rollout_id)
             if session is not None:
                 session.capture.proxy_error = f"{type(error).__name__}: {error}"
             await line.refuse(dialect, Refusal(Reason.ENDED, "the proxy failed; this rollout cannot go on"))
@@ -174,58 +156,15 @@ class Proxy:
             session.capture.unknown_fields.update(fresh)
             log.info("unknown request fields: rollout=%s %r", session.rollout_id, fresh)
 
-    def _authorize(self, http: HTTPRequest) -> Session:
+    def _authorize(self, call: Call) -> Session:
         """The session of a request. Without its key, nobody learns whether there is such a rollout."""
-        rollout_id = http.path_params["rollout_id"]
+        rollout_id = call.rollout_id
         session = self._sessions.get(rollout_id)
         key = session.key if session else self._closed_keys.get(rollout_id, self._nobody)
-        scheme, _, token = http.headers.get("authorization", "").partition(" ")
-        given = http.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
+        scheme, _, token = call.headers.get("authorization", "").partition(" ")
+        given = call.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
         if not hmac.compare_digest(given.encode(), key.encode()):
             raise Refusal(Reason.UNAUTHORIZED, "no such rollout, or a wrong key for it")
         if session is None:
             raise Refusal(Reason.NOT_FOUND, f"rollout {rollout_id} is closed")
         return session
-
-
-class _Endpoint:
-    """One path of one dialect, as an ASGI application: an answer may be a stream that outlives its function."""
-
-    def __init__(self, proxy: Proxy, dialect: Dialect, *, counts: bool = False) -> None:
-        self._proxy, self._dialect, self._counts = proxy, dialect, counts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = Line(receive, send, self._proxy.patience.write)
-        await self._proxy.serve(HTTPRequest(scope, receive), line, self._dialect, self._counts)
-
-
-async def _body(http: HTTPRequest, seconds: float) -> bytes:
-    """What is too large is read to its end all the same, within bounds: a client that is still writing does not see an answer."""
-    chunks, size = [], 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in http.stream():
-                size += len(chunk)
-                if size <= MAX_BODY:
-                    chunks.append(chunk)
-                elif size > 4 * MAX_BODY:
-                    break
-    except TimeoutError:
-        raise Refusal(Reason.SLOW, f"the body did not arrive within {seconds:g} s") from None
-    if size > MAX_BODY:
-        raise Refusal(Reason.TOO_LARGE, f"the body is larger than {MAX_BODY} bytes")
-    return b"".join(chunks)
-
-
-async def _models(_: HTTPRequest) -> Response:
-    """Answered without a key, and says nothing: any model name means the policy."""
-    return Response('{"object":"list","data":[],"has_more":false,"first_id":null,"last_id":null}', media_type="application/json")
-
-
-async def _nothing(_: HTTPRequest) -> Response:
-    return Response()
-
-
-async def _no_such_path(_: HTTPRequest, __: Exception) -> Response:
-    body = error_in_all_dialects("not_found_error", "this proxy serves no such path or method")
-    return Response(body, 404, media_type="application/json")
