@@ -296,9 +296,10 @@ def rollout_show(target: Target, trial_id: str, run_id: str | None, turn: int | 
 @rollout.command("export")
 @click.argument("trial_id", metavar="ID")
 @click.option("--run", "run_id", metavar="RUN", help="The run that it belongs to. [the newest]")
+@click.option("--format", "_format", type=click.Choice(["atif"]), default="atif", help="Agent Trajectory Interchange Format 1.8.")
 @click.pass_obj
-def rollout_export(target: Target, trial_id: str, run_id: str | None) -> None:
-    """Print a rollout as an ATIF trajectory (JSON), the same for every harness."""
+def rollout_export(target: Target, trial_id: str, run_id: str | None, _format: str) -> None:
+    """Print a rollout as a trajectory (JSON), the same for every harness: the capture, and what the harness's own log adds to it."""
     client = target.client()
     _print([json.dumps(client.trajectory(run_id or client.latest().run_id, trial_id))])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from server.schemas.api import TrialDetail
 from server.schemas.capture import BranchRecord, CaptureRecord, TurnRecord, TurnTokens
+from server.schemas.harnesslog import HarnessLog, LogEventKind
 from server.schemas.outcome import Outcome
 from server.schemas.states import Phase
 
@@ -42,6 +43,8 @@ def _lines(trial: TrialDetail, record: CaptureRecord, turns: list[TurnRecord], t
         yield f"  VIOLATION {violation}"
     if record.unknown_fields:
         yield f"  unknown fields: {', '.join(record.unknown_fields)}"
+    if record.log is not None:
+        yield from _harness_log(record.log)
     for branch in record.branches:
         yield _branch(branch, trial)
     for turn in turns:
@@ -49,6 +52,20 @@ def _lines(trial: TrialDetail, record: CaptureRecord, turns: list[TurnRecord], t
         yield from _turn(turn, record.branches[turn.branch], full)
         if turn.index in tokens:
             yield from _tokens(tokens[turn.index])
+
+
+def _harness_log(log: HarnessLog) -> Iterator[str]:
+    """What the harness says of itself, and how often; its times and errors by call are in the exported trajectory."""
+    said = [f"ended as {log.end!r}" if log.end else "", f"exit status {log.exit_code}" if log.exit_code is not None else ""]
+    said += [f"{log.turns} turns by its count"] if log.turns is not None else []
+    said += [f"{count} {kind}" for kind, count in sorted(Counter(event.kind.value for event in log.events).items())]
+    said += [
+        f"{count} {what}" for count, what in ((log.malformed, "malformed"), (log.unknown, "unknown"), (log.dropped, "dropped")) if count
+    ]
+    yield "  harness's log: " + ", ".join(filter(None, said))
+    for event in log.events:
+        if event.kind in (LogEventKind.ERROR, LogEventKind.DENIED):
+            yield f"  | {event.kind} {event.name} {event.text}"
 
 
 def _outcome(outcome: Outcome | None) -> str:

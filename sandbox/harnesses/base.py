@@ -25,6 +25,7 @@ from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 from server.schemas.trials import ProxyEndpoint
 
+from .logs import Entry, LogBook
 from .pins import Pin
 from .store import Store
 from .warm import WarmParent, WarmStartError
@@ -80,6 +81,8 @@ class HarnessAgent(BaseAgent):
     starts: ClassVar[tuple[str, ...]] = ("exec",)
     memory_mb: ClassVar[int] = 32
     """What the harness itself needs; a smaller `sandbox.limits.memory_mb` is refused before the run."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Where its own log lies: patterns of files below the trial's agent directory."""
     exit_code: int | None = None
     rollout: Rollout
 
@@ -102,6 +105,11 @@ class HarnessAgent(BaseAgent):
         if harness.start not in cls.starts:
             raise ValueError(f"harnesses: {harness.name} cannot be started by {harness.start}, only by {' or '.join(cls.starts)}")
         return Launcher(harness, await asyncio.to_thread(store.verify, cls.pin, deep=False))
+
+    @classmethod
+    def note(cls, entry: Entry, book: LogBook) -> bool:
+        """Take the facts of one record of the harness's own log. False when its kind is not known."""
+        return False
 
     def bind(self, rollout: Rollout) -> None:
         self.rollout = rollout

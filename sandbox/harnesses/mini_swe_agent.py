@@ -8,9 +8,11 @@ from typing import ClassVar, override
 from sandbox.environments.namespace.sandbox import Sandbox as NamespaceSandbox
 from sandbox.environments.spec import DEFAULT_ENV
 from sandbox.integrity.environment import TrialEnvironment
+from server.schemas.harnesslog import LogEventKind
 from server.schemas.runspec import Harness
 
 from .base import AGENT_LOGS, HarnessAgent, Launcher
+from .logs import Entry, LogBook
 from .pins import MINI_SWE_AGENT, Pin
 from .selfcontained import python_of
 from .store import Store
@@ -40,6 +42,7 @@ _CLI_SETTINGS = {
 class MiniSweAgent(HarnessAgent):
     pin: ClassVar[Pin | None] = MINI_SWE_AGENT
     starts: ClassVar[tuple[str, ...]] = ("exec", "warm_fork")
+    reads: ClassVar[tuple[str, ...]] = ("trajectory.json",)
 
     @staticmethod
     @override
@@ -92,3 +95,28 @@ class MiniSweAgent(HarnessAgent):
         result = await environment.sandbox.exec(command, env=env, stdin=instruction.encode())
         self.exit_code = result.return_code
         (self.logs_dir / "harness.log").write_bytes(result.stdout + result.stderr)
+
+    @classmethod
+    @override
+    def note(cls, entry: Entry, book: LogBook) -> bool:
+        """Its trajectory is one document. It runs the calls of a turn one after the other."""
+        book.named(entry.text("info", "mini_version"))
+        book.stopped(entry.text("info", "exit_status"))
+        book.log.turns = entry.count("info", "model_stats", "api_calls")
+        book.log.cost_usd = entry.number("info", "model_stats", "instance_cost")
+        last: float | None = None
+        for message in entry.items("messages"):
+            time = message.number("extra", "timestamp")
+            match message.text("role"):
+                case "assistant":
+                    last = time
+                    for call in message.items("tool_calls"):
+                        book.began(call.text("id"), call.text("function", "name"), time)
+                case "tool":
+                    code = message.number("extra", "returncode")
+                    ok = None if code is None or code < 0 else code == 0  # -1: it did not run, or not to its end
+                    book.ended(message.text("tool_call_id"), time, ok, since=last)
+                    last = time
+                case "user" if kind := message.text("extra", "interrupt_type"):
+                    book.note(LogEventKind.ERROR, message.text("content"), name=kind)
+        return bool(entry.items("messages"))

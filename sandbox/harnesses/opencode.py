@@ -9,8 +9,10 @@ import json
 from typing import ClassVar, override
 
 from sandbox.integrity.environment import TrialEnvironment
+from server.schemas.harnesslog import LogEventKind
 
-from .base import HarnessAgent
+from .base import STREAM, HarnessAgent
+from .logs import Entry, LogBook
 from .pins import OPENCODE, Pin
 
 _SETTINGS = {
@@ -30,6 +32,7 @@ _READY = f"""d=$HOME/.config/opencode; mkdir -p $d/node_modules && printf %s '{_
 
 class OpenCode(HarnessAgent):
     pin: ClassVar[Pin | None] = OPENCODE
+    reads: ClassVar[tuple[str, ...]] = (STREAM,)
     memory_mb: ClassVar[int] = 1024
 
     @staticmethod
@@ -64,3 +67,39 @@ class OpenCode(HarnessAgent):
             "enabled_providers": ["lego"],
             "provider": {"lego": provider},
         }
+
+    @classmethod
+    @override
+    def note(cls, entry: Entry, book: LogBook) -> bool:
+        match entry.text("type"):
+            case "tool_use":
+                _tool(entry.at("part"), book)
+            case "step_finish":
+                book.turn(entry.number("part", "cost"))
+                book.stopped(entry.text("part", "reason"))
+            case "text":
+                # It announces a compaction by what it asks of itself behind one.
+                if entry.at("part", "metadata", "compaction_continue").value is True:
+                    book.note(LogEventKind.COMPACTION)
+            case "error":
+                words = entry.text("error", "data", "message") or entry.text("error", "message")
+                book.note(LogEventKind.ERROR, words, name=entry.text("error", "name"))
+            case kind:
+                return kind in ("step_start", "reasoning")
+        return True
+
+
+def _tool(part: Entry, book: LogBook) -> None:
+    """A tool that has ended; one that is under way is not in the log."""
+    name, call_id, error = part.text("tool"), part.text("callID"), part.text("state", "error")
+    started, ended = part.number("state", "time", "start"), part.number("state", "time", "end")
+    ok = part.text("state", "status") == "completed" and part.number("state", "metadata", "exit") in (None, 0)
+    book.began(call_id, name, None if started is None else started / 1000)
+    book.ended(call_id, None if ended is None else ended / 1000, ok)
+    if name == "task":
+        kind = part.text("state", "input", "subagent_type")
+        book.note(LogEventKind.SUB_AGENT, part.text("state", "input", "description"), name=kind, call_id=call_id)
+    elif error and "permission" in error:
+        book.note(LogEventKind.DENIED, error, name=name, call_id=call_id)
+    elif error:
+        book.note(LogEventKind.ERROR, error, name=name, call_id=call_id)

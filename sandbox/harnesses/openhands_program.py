@@ -6,6 +6,7 @@ a line of JSON. The key is neither in the arguments nor in the environment.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from typing import Any
@@ -42,7 +43,9 @@ def main(tree: str) -> None:
     )
     conversation.send_message(order["instruction"])
     conversation.run()
-    status = conversation.state.execution_status
+    status, cost = conversation.state.execution_status, conversation.conversation_stats.get_combined_metrics()
+    ended = {"kind": "Ended", "status": status.value, "turns": len(cost.response_latencies), "cost_usd": cost.accumulated_cost}
+    print(json.dumps(ended | {"version": importlib.metadata.version("openhands-sdk")}), flush=True)
     conversation.close()
     sys.exit(0 if status.name == "FINISHED" else f"the conversation ended as {status.value}")
 

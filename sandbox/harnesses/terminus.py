@@ -17,9 +17,11 @@ from harbor.models.agent.context import AgentContext
 from sandbox.environments.errors import SandboxError
 from sandbox.environments.spec import DEFAULT_ENV
 from sandbox.integrity.environment import TrialEnvironment
+from server.schemas.harnesslog import LogEventKind
 from server.schemas.runspec import Harness
 
 from .base import HarnessAgent, HarnessError, Launcher
+from .logs import Entry, LogBook
 from .pins import TERMINUS_2, Pin
 from .store import Store
 
@@ -37,6 +39,7 @@ class Terminus(HarnessAgent):
 
     @staticmethod
     @override
+    reads: ClassVar[tuple[str, ...]] = ("trajectory.json",)
     def name() -> str:
         return TERMINUS_2.name
 
@@ -90,3 +93,21 @@ class Terminus(HarnessAgent):
     def _env(self) -> dict[str, str]:
         """What it runs in the sandbox finds the pinned tmux first; the login shell in the pane sets its own path."""
         return {"PATH": f"{self.tree}/bin:{DEFAULT_ENV['PATH']}"}
+
+    @classmethod
+    @override
+    def note(cls, entry: Entry, book: LogBook) -> bool:
+        """Its trajectory is one document. What it calls tool calls are the keystrokes in a turn's text: the proxy saw no call."""
+        book.named(entry.text("agent", "version"))
+        turn = -1
+        for step in entry.items("steps"):
+            if step.text("extra", "context_management", "type") == "compaction":
+                book.note(LogEventKind.COMPACTION, turn=max(turn, 0))
+            if step.text("source") == "agent":
+                turn += 1
+                for call in step.items("tool_calls"):
+                    book.note(LogEventKind.TOOL, name=call.text("function_name"), turn=turn)
+                    if call.text("function_name") == "mark_task_complete":
+                        book.stopped("task complete")
+        book.log.turns = turn + 1
+        return bool(entry.items("steps"))

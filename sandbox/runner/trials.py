@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sandbox.harnesses.logs import read_log
 from server.schemas.events import ArchiveBody, StageTimingBody, TrialBody
+from server.schemas.harnesslog import HarnessLog
 from server.schemas.outcome import ADMISSION, Cause, Failed, Scored, Stage
 from server.schemas.spool import Reporter
 from server.schemas.states import TERMINAL_TRIAL_STATES, TrialState
@@ -58,13 +60,15 @@ class LiveTrial:
         self.view = self.view.model_copy(update={"state": state, "stage": stage, "timings": timings, "outcome": outcome})
         self._reporter.report(TrialBody(trial_id=self.request.trial_id, state=state, stage=stage))
 
-    def finish(self, outcome: Scored | Failed, exit_code: int | None, artifacts: list[ArtifactRef]) -> None:
+    def finish(
+        self, outcome: Scored | Failed, exit_code: int | None, artifacts: list[ArtifactRef], log_facts: HarnessLog | None = None
+    ) -> None:
         for diff in (artifact for artifact in artifacts if artifact.name == DIFF):
             self._reporter.report(ArchiveBody(trial_id=self.request.trial_id, path=diff.path, size=diff.size, sha256=diff.sha256))
         stage = Stage.DONE if isinstance(outcome, Scored) else outcome.stage
         state = TrialState.SCORED if isinstance(outcome, Scored) else TrialState.FAILED
         self.enter(stage, state, outcome)
-        self.view = self.view.model_copy(update={"exit_code": exit_code, "artifacts": artifacts})
+        self.view = self.view.model_copy(update={"exit_code": exit_code, "artifacts": artifacts, "log": log_facts})
         self.finished.set()
 
 
@@ -127,8 +131,10 @@ class Trials:
     async def _run(self, trial: LiveTrial) -> None:
         try:
             outcome, attempt = await self._attempts(trial)
-            artifacts = await asyncio.to_thread(_artifacts, self._root, self._room.trials / attempt.name, attempt.archived)
-            trial.finish(outcome, attempt.exit_code, artifacts)
+            directory, agent = self._room.trials / attempt.name, self._room.agents[trial.request.harness]
+            artifacts = await asyncio.to_thread(_artifacts, self._root, directory, attempt.archived)
+            log_facts = await asyncio.to_thread(read_log, directory / "agent", agent.reads, agent.note, attempt.exit_code)
+            trial.finish(outcome, attempt.exit_code, artifacts, log_facts)
         except asyncio.CancelledError:
             trial.finish(decide(Facts(stage=trial.view.stage, cancelled=True, error="cancelled on request")), None, [])
         except Exception as error:

@@ -1,15 +1,19 @@
 """A trial's capture as an ATIF trajectory (Agent Trajectory Interchange Format, version 1.8), the same for every harness.
 
-What the policy's calls sent and sampled is all there is to it, so nobody has to read a harness's own log. The parent's conversation is the
-trajectory; sub-agents, summaries and side calls are trajectories within it.
+What the policy's calls sent and sampled are its steps; what the harness's own log adds (times, errors, compactions, why it ended) stands in
+the `extra` of calls, steps and trajectory, so nobody has to read that log. The parent's conversation is the trajectory; sub-agents,
+summaries and side calls are trajectories within it.
 """
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from ..schemas.capture import BranchClass, BranchRecord, CaptureRecord, TurnRecord
+from ..schemas.harnesslog import LogEvent
+from .placed import Placed, place
 
 Json = dict[str, Any]
 
@@ -22,31 +26,35 @@ def trajectory(record: CaptureRecord, version: str, result: Json) -> Json:
     others = [branch for branch in record.branches if branch not in parent]
     agent = {"name": record.harness, "version": version, "model_name": "policy"}
     whole: Json = {"schema_version": "ATIF-v1.8", "session_id": record.trial_id, "trajectory_id": "parent", "agent": agent}
-    whole["steps"] = _steps(record, parent or others[:1])
+    placed = place(record)
+    whole["steps"] = _steps(record, parent or others[:1], placed)
     owning = {turn.branch for turn in record.turns}
     if within := [branch for branch in (others if parent else others[1:]) if branch.index in owning]:
-        whole["subagent_trajectories"] = [_within(record, branch, agent) for branch in within]
+        whole["subagent_trajectories"] = [_within(record, branch, agent, placed) for branch in within]
     whole["final_metrics"] = {
         "total_prompt_tokens": sum(turn.prompt_tokens for turn in record.turns),
         "total_completion_tokens": record.sampled_tokens,
         "total_steps": len(whole["steps"]),
     }
-    return whole | {"extra": result | {"violations": record.violations}}
+    extra = result | {"violations": record.violations}
+    if record.log is not None:
+        extra["harness"] = record.log.model_dump(mode="json", exclude={"events"}) | {"events": [_event(event) for event in placed.loose]}
+    return whole | {"extra": extra}
 
 
-def _within(record: CaptureRecord, branch: BranchRecord, agent: Json) -> Json:
+def _within(record: CaptureRecord, branch: BranchRecord, agent: Json, placed: Placed) -> Json:
     extra = {"class": branch.branch_class.value, "reason": branch.reason.value, "excluded": branch.excluded}
-    steps = _steps(record, [branch])
+    steps = _steps(record, [branch], placed)
     return {"schema_version": "ATIF-v1.8", "trajectory_id": f"branch-{branch.index}", "agent": agent, "steps": steps, "extra": extra}
 
 
-def _steps(record: CaptureRecord, branches: list[BranchRecord]) -> list[Json]:
+def _steps(record: CaptureRecord, branches: list[BranchRecord], placed: Placed) -> list[Json]:
     """Steps of the branches' turns, in the order of the calls."""
     wanted, steps = {branch.index for branch in branches}, list[Json]()
     for turn in record.turns:
         if turn.branch in wanted:
             _add_context(steps, turn)
-            steps.append(_sampled(turn))
+            steps.append(_sampled(turn, placed))
     return [{"step_id": number} | step for number, step in enumerate(steps, 1)]
 
 
@@ -66,7 +74,7 @@ def _add_context(steps: list[Json], turn: TurnRecord) -> None:
             steps.append({"source": "system" if role == "system" else "user", "message": text})
 
 
-def _sampled(turn: TurnRecord) -> Json:
+def _sampled(turn: TurnRecord, placed: Placed) -> Json:
     facts = {"finish": turn.finish, "delivered": turn.delivered, "branch": turn.branch, "policy_version": turn.policy_version}
     step: Json = {"source": "agent", "message": turn.text, "llm_call_count": 1}
     step["metrics"] = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.sampled_tokens, "extra": facts}
@@ -76,7 +84,32 @@ def _sampled(turn: TurnRecord) -> Json:
         step["tool_calls"] = [
             {"tool_call_id": call.id, "function_name": call.name, "arguments": _object(call.arguments)} for call in turn.tool_calls
         ]
+    _add_log(step, turn, placed)
     return step
+
+
+def _add_log(step: Json, turn: TurnRecord, placed: Placed) -> None:
+    """What the harness's log says of a turn. A sub-agent's trajectory is named by a result of the call that started it."""
+    ran = [placed.calls[call.id] for call in turn.tool_calls if call.id in placed.calls]
+    for call in step.get("tool_calls", []):
+        if (event := placed.calls.get(call["tool_call_id"])) is not None:
+            call["extra"] = {name: value for name, value in _event(event).items() if name in ("started", "seconds", "ok")}
+        if (branch := placed.sub_agents.get(call["tool_call_id"])) is not None:
+            reference = {"source_call_id": call["tool_call_id"], "subagent_trajectory_ref": [{"trajectory_id": f"branch-{branch}"}]}
+            step.setdefault("observation", {"results": []})["results"].append(reference)
+    if events := placed.behind.get(turn.index):
+        step["extra"] = {"harness": [_event(event) for event in events]}
+    if ran and (moment := _moment(ran[0].started)):
+        step["timestamp"] = moment
+
+
+def _event(event: LogEvent) -> Json:
+    return event.model_dump(mode="json", exclude_defaults=True)
+
+
+def _moment(seconds: float | None) -> str:
+    """ISO 8601; empty for what no clock shows."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds is not None and 0 <= seconds < 2**32 else ""
 
 
 def _object(text: str) -> Json:

@@ -1,7 +1,7 @@
 """How a capture looks from outside: the record that the trial page shows and the counts that the audit adds up.
 
-The tokens lie beside it in the capture file (`capturefile`), from which this record can be made again. It holds text and numbers of
-what went through the proxy, so never a gold patch or a test.
+The tokens lie beside it in the capture file (`capturefile`), from which this record can be made again, but for the harness's
+log. It holds text and numbers of what went through the proxy, so never a gold patch or a test.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .harnesslog import HarnessLog
 from .trials import ArtifactRef
 
 
@@ -149,3 +150,5 @@ class CaptureRecord(BaseModel):
     unknown_fields: list[str] = Field(default_factory=list)
     file: ArtifactRef | None = None
     """The capture file; None when the run does not keep it (`reporting.keep_captures`) or the disk was full."""
+    log: HarnessLog | None = None
+    """What the harness's own log says of the trial. No token and no outcome depends on it."""

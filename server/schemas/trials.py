@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
 
+from .harnesslog import HarnessLog
 from .outcome import Outcome, Stage
 from .states import TrialState
 
@@ -84,6 +85,8 @@ class TrialView(BaseModel):
     exit_code: int | None = None
     timings: list[StageTiming] = Field(default_factory=list)
     artifacts: list[ArtifactRef] = Field(default_factory=list)
+    log: HarnessLog | None = None
+    """What the harness's own log says; None when it left none, or keeps one that its adapter does not read."""
 
 
 class RunnerHealth(BaseModel):

@@ -19,6 +19,7 @@ from ..db.models import CaptureRow, Group, ReviewRow, Run
 from ..diagnosis.service import diagnose, store
 from ..errors import no_run
 from ..runs.files import Missing, read_capture, run_dir
+from ..runs.placed import place
 from ..runs.status import run_spec, run_status, run_summaries
 from ..runs.trials import TrialFilter, trial_detail, trial_rows
 from ..schemas.checks import Verdict
@@ -127,7 +128,8 @@ def trial(context: Ctx, run_id: str, trial_id: str) -> HTMLResponse:
             capture = read_capture(run_dir(context.settings, run_id), row)
         except Missing as error:
             missing = str(error)
-    return _page("trial.html", run_id=run_id, t=detail, timings=detail.timings, capture=capture, missing=missing)
+    placed = place(capture) if capture else None
+    return _page("trial.html", run_id=run_id, t=detail, timings=detail.timings, capture=capture, placed=placed, missing=missing)
 
 
 @router.get("/runs/{run_id}/findings", dependencies=[READ])

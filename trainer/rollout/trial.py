@@ -100,6 +100,7 @@ class TrialRoom:
             capture = await self.proxy.close(trial_id)
         outcome = admit(view if isinstance(view, Failed) else _runner_outcome(view), capture)
         record = capture.record(trial_id, self.spec.capture.train)
+        record.log = None if isinstance(view, Failed) else view.log
         samples = capture.samples(self.spec.capture.train)
         file = functools.partial(capture.to_bytes, trial_id, self.spec.capture.train) if self.spec.reporting.keep_captures else None
         outcome = await asyncio.to_thread(_with_signs, outcome, record)

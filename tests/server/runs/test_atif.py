@@ -4,6 +4,7 @@ import pytest
 
 from server.runs.atif import trajectory
 from server.schemas.capture import BranchClass, BranchReason, BranchRecord, CaptureRecord, ToolCallRecord, TurnRecord
+from server.schemas.harnesslog import HarnessLog, LogEvent, LogEventKind
 
 
 def turn(index: int, branch: int, context: list[tuple[str, str]], *calls: str, text: str = "") -> TurnRecord:
@@ -77,3 +78,42 @@ def test_it_is_what_the_format_says() -> None:
 def test_without_a_model_call_there_is_none() -> None:
     with pytest.raises(ValueError, match="made no model call"):
         trajectory(RECORD.model_copy(update={"turns": []}), "1", {})
+
+
+LOG = HarnessLog(
+    version="2.1.332",
+    end="completed",
+    exit_code=0,
+    turns=3,
+    malformed=1,
+    events=[
+        LogEvent(kind=LogEventKind.ERROR, text="before anything"),
+        LogEvent(kind=LogEventKind.TOOL, call_id="c00", started=1_000.0, seconds=0.5, ok=False),
+        LogEvent(kind=LogEventKind.TOOL, call_id="c00", seconds=9.0),
+        LogEvent(kind=LogEventKind.SUB_AGENT, call_id="c01", name="explore"),
+        LogEvent(kind=LogEventKind.TOOL, call_id="of nobody"),
+        LogEvent(kind=LogEventKind.TOOL, call_id="c20", started=-1e14, seconds=0.25),
+        LogEvent(kind=LogEventKind.COMPACTION),
+        LogEvent(kind=LogEventKind.TOOL, turn=0, name="keys"),
+        LogEvent(kind=LogEventKind.TOOL, turn=99, name="of no turn"),
+    ],
+)
+
+
+def test_what_the_harness_s_log_adds_stands_where_it_happened() -> None:
+    record = RECORD.model_copy(update={"log": LOG}, deep=True)
+    record.turns[0].tool_calls[1].arguments = '{"prompt": "Sub-task.", "type": "x"}'
+    found = trajectory(record, "2.1.332", {})
+    first, last = found["steps"][2], found["steps"][4]
+    assert first["tool_calls"][0]["extra"] == {"started": 1_000.0, "seconds": 0.5, "ok": False}, "what is told first counts"
+    assert first["timestamp"] == "1970-01-01T00:16:40+00:00"
+    assert [event["kind"] for event in first["extra"]["harness"]] == ["sub_agent", "tool"]
+    assert first["observation"]["results"][0] == {"source_call_id": "c01", "subagent_trajectory_ref": [{"trajectory_id": "branch-1"}]}
+    assert last["tool_calls"][0]["extra"] == {"started": -1e14, "seconds": 0.25} and "timestamp" not in last
+    assert [event["kind"] for event in last["extra"]["harness"]] == ["compaction", "tool"]
+    said = found["extra"]["harness"]
+    assert (said["end"], said["exit_code"], said["turns"], said["malformed"]) == ("completed", 0, 3, 1)
+    assert [event.get("text") or event["call_id"] for event in said["events"]] == ["before anything", "c00", "of nobody"]
+    assert found["final_metrics"] == trajectory(RECORD, "2.1.332", {})["final_metrics"]
+    models = pytest.importorskip("harbor.models.trajectories.trajectory")
+    models.Trajectory.model_validate(found)

@@ -122,8 +122,13 @@ def capture(directory: Path, trial: str) -> dict[str, Any]:
         {"index": 1, "context": [("tool", HOSTILE)], "text": f"Done. {HOSTILE}"} | turn | {"finish": "stop"},
     ]
     branches = [{"index": 0, "reason": "root", "branch_class": "policy", "tokens": 120, "sampled_tokens": 34}]
+    events = [
+        {"kind": "tool", "call_id": "c1", "name": "bash", "seconds": 0.25, "ok": False},
+        {"kind": "error", "name": HOSTILE, "text": HOSTILE},
+    ]
+    log = {"version": HOSTILE, "end": HOSTILE, "exit_code": 1, "turns": 2, "malformed": 3, "events": events}
     record = CaptureRecord.model_validate(
-        {"trial_id": trial, "harness": "mini-swe-agent", "turns": turns, "branches": branches, "sampled_tokens": 34}
+        {"trial_id": trial, "harness": "mini-swe-agent", "turns": turns, "branches": branches, "sampled_tokens": 34, "log": log}
     )
     raw = record.model_dump_json().encode()
     (directory / f"{trial}.json").write_bytes(raw)

@@ -59,10 +59,12 @@ def test_trials_lead_to_their_turns_and_nothing_a_policy_wrote_runs(page: Page) 
     page.goto("/runs/r1")
     page.locator("nav.filters").get_by_text("2", exact=True).click()
     page.get_by_role("link", name="s002-t0-7", exact=True).click()
-    expect(page.locator(".problem")).to_contain_text("no space left <script>")
+    expect(page.locator(".problem").first).to_contain_text("no space left <script>")
     expect(page.locator("pre.sampled").first).to_contain_text('bash {"command": "cat cart.py"}')
+    expect(page.locator(".turn").first).to_contain_text("ran and failed for 0.25 s")
+    expect(page.locator("#harness-log")).to_contain_text("3 lines are no records")
     assert page.title() == "s002-t0-7 · lego-rl"
-    assert page.locator("pre img, .problem img").count() == 0
+    assert page.locator("pre img, .problem img, .facts img").count() == 0
     shot(page, "trial")
 
 
