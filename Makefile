@@ -64,7 +64,7 @@ install-dev: .venv/.dev
 	@touch $@
 
 .venv/.dev: .venv/.full
-	$(SYNC) --extra sandbox --extra trainer --group dev
+	$(SYNC) --extra sandbox --extra trainer --extra telemetry --group dev
 	@touch $@
 
 clean:

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--sandbox-python", type=Path, help="interpreter of the environment that has the sandbox")
     parser.add_argument("--anthropic-key-file", type=Path, help="file with the API key that explaining findings uses")
     parser.add_argument("--anthropic-model")
+    parser.add_argument("--otlp-url", help="OpenTelemetry collector that gets a trace of every finished trial, as http://collector:4318")
     given = {key: value for key, value in vars(parser.parse_args()).items() if value is not None}
     try:
         serve(Settings(**given))

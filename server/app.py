@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 from fastapi import FastAPI
@@ -19,12 +20,15 @@ from .errors import install_handlers
 from .launchers.follower import Follower
 from .launchers.process import ProcessLauncher
 from .routes import checks as check_routes
-from .routes import diagnosis, events, findings, info, plans, runs, telemetry, trials
+from .routes import diagnosis, events, findings, info, plans, regrades, runs, telemetry, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
 from .telemetry.requests import RequestMetrics
 from .ui import pages
 from .version import VERSION
+
+if TYPE_CHECKING:
+    from .telemetry.tracing import TraceSender
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -39,11 +43,14 @@ def create_app(settings: Settings) -> FastAPI:
         guard, checks = Guard(token, open_reads=settings.is_loopback), CheckService(settings, db, changes)
         app.state.context = Context(settings=settings, db=db, guard=guard, changes=changes, launcher=launcher, checks=checks)
         follower = Follower(settings, db, launcher, changes)
+        traces = _traces(settings, db)
         await anyio.to_thread.run_sync(follower.start)
         await anyio.to_thread.run_sync(checks.recover)
         try:
             yield
         finally:
+            if traces is not None:
+                await anyio.to_thread.run_sync(traces.stop)
             await anyio.to_thread.run_sync(follower.stop)
             await anyio.to_thread.run_sync(checks.close)
             db.close()
@@ -55,8 +62,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestMetrics, registry=app.state.requests)
     app.add_middleware(Perimeter, hostnames=hostnames)
     install_handlers(app)
-    for routes in (info, check_routes, plans, runs, events, trials, findings, diagnosis, telemetry):
+    for routes in (info, check_routes, plans, runs, events, trials, regrades, findings, diagnosis, telemetry):
         app.include_router(routes.router)
     app.include_router(pages.router)
     app.mount("/static", StaticFiles(packages=[("server.ui", "static")]), name="static")
     return app
+
+
+def _traces(settings: Settings, db: Database) -> TraceSender | None:
+    if settings.otlp_url is None:
+        return None
+    from .telemetry.tracing import TraceSender  # late: its libraries are an extra
+
+    sender = TraceSender(settings, db, settings.otlp_url)
+    sender.start()
+    return sender

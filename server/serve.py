@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import logging
 import os
 import signal
@@ -34,6 +35,8 @@ def serve(settings: Settings) -> None:
     """Until SIGINT or SIGTERM. Raises CannotServe before anything was changed on disk."""
     if not settings.is_loopback and not settings.public:
         raise CannotServe(f"{settings.host} can be reached from other machines: add --public if that is meant")
+    if settings.otlp_url and importlib.util.find_spec("opentelemetry.exporter") is None:
+        raise CannotServe("traces need the extra `telemetry`: uv sync --extra telemetry --inexact, or leave out --otlp-url")
     settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
     with contextlib.closing(_bind(settings)) as listener, _owned(settings.data):
         _configure_logging()

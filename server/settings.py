@@ -38,6 +38,8 @@ class Settings(BaseModel):
     anthropic_key_file: Path | None = None
     """File that holds the API key; None: explanations are refused."""
     anthropic_base_url: str | None = None
+    otlp_url: str | None = None
+    """Of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of every finished trial."""
 
     @property
     def is_loopback(self) -> bool:

@@ -100,6 +100,10 @@ class TurnRecord(BaseModel):
     drift: Drift | None = None
     policy_versions: list[tuple[int, int]] = Field(default_factory=list)
     """(offset in the sampled tokens, policy version), ascending from 0."""
+    started: float | None = None
+    """When the proxy asked the engine, Unix seconds."""
+    finished: float | None = None
+    """When the engine had answered."""
 
 
 class BranchRecord(BaseModel):

@@ -95,5 +95,5 @@ def _step_metrics(session: Session, ids: list[str]) -> Family:
         newest = sa.select(sa.func.max(Metric.step)).where(Metric.run_id == run).scalar_subquery()
         found = sa.select(Metric.key, Metric.value).where(Metric.run_id == run, Metric.step == newest, Metric.value.is_not(None))
         for key, value in session.execute(found):
-            family.add_metric([run, key], value)
+            family.add_metric([run, key], value or 0.0)
     return family
