@@ -35,11 +35,11 @@ _FREE_TOKENS = 8000
 class Terminus(HarnessAgent):
     pin: ClassVar[Pin | None] = TERMINUS_2
     memory_mb: ClassVar[int] = 64
+    reads: ClassVar[tuple[str, ...]] = ("trajectory.json",)
     _inner: Terminus2
 
     @staticmethod
     @override
-    reads: ClassVar[tuple[str, ...]] = ("trajectory.json",)
     def name() -> str:
         return TERMINUS_2.name
 
