@@ -37,6 +37,7 @@ VERBS = {
     "bench": Verb(TRAINER, "Measure proxy, engine, sandboxes and trials.", {"trials": SANDBOX, "sandbox": SANDBOX}),
     "doctor": Verb(SANDBOX, "Look for what sandboxes leave behind and for what makes them slow.", takes_data_dir=True),
     "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
+    "image": Verb(SANDBOX, "Fetch, build, list and prune images of sandboxes.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Measure routing replay against its negative control."),
     "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks."),
     "replay": Verb(TRAINER, "Replay recorded harness traffic through proxy and capture."),

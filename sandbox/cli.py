@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sandbox.doctor.command import doctor
+from sandbox.environments.images.commands import image
 from sandbox.harnesses.commands import as_json_option as _json
 from sandbox.harnesses.commands import harness
 from sandbox.harnesses.commands import store_options as _store
@@ -31,6 +32,7 @@ def main() -> None:
 main.add_command(harness)
 main.add_command(redteam)
 main.add_command(doctor)
+main.add_command(image)
 
 
 @main.group()

@@ -132,6 +132,11 @@ class Backend(ABC):
     async def stop(self) -> None:
         """End every sandbox and remove all state."""
 
+    async def fetch(self, images: Mapping[str, Path | None]) -> dict[str, str]:
+        """Before a run: have its images at hand; a directory holds the Dockerfile that its image is built from. Returns why by image
+        for those that cannot be had: a trial that needs one fails alone, with ImageError when its sandbox is made."""
+        return {}
+
     async def ended(self) -> str:
         """Return, with why, when all sandboxes are gone because the machinery that holds them is. Most have none that could go alone."""
         return await asyncio.get_running_loop().create_future()

@@ -18,13 +18,14 @@ from harbor.models.trial.result import TrialResult
 from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 
-from sandbox.environments.errors import SandboxLost
+from sandbox.environments.errors import ImageError, SandboxLost
 from sandbox.environments.harbor_env import WORKDIR
 from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
 from sandbox.integrity.grade import CHECK_SECONDS, RUNS, VERDICT_FILE
 from sandbox.integrity.verdict import Verdict
-from sandbox.tasks.lean import lean_twin
+from sandbox.tasks.images import image_of
+from sandbox.tasks.lean import full_task, lean_twin
 from server.schemas.outcome import Stage
 from server.schemas.runspec import RunSpec
 from server.schemas.trials import TrialRequest
@@ -35,7 +36,7 @@ _ENVIRONMENT = "sandbox.integrity.environment:TrialEnvironment"
 _GRADER = "sandbox.integrity.grade:Grader"
 _TIMEOUTS = {"AgentTimeoutError", "AgentSetupTimeoutError", "EnvironmentStartTimeoutError", "VerifierTimeoutError"}
 # Harbor grades after errors that it does not know. We decide by facts, so after any error of ours there is nothing to grade.
-_UNGRADED = ("HarnessError", "AgentBrokeTree", "SandboxError", "SandboxLost")
+_UNGRADED = ("HarnessError", "AgentBrokeTree", "SandboxError", "SandboxLost", "ImageError")
 
 
 class Observer(Protocol):
@@ -59,11 +60,11 @@ class Room:
 def trial_config(room: Room, request: TrialRequest, name: str, twin: Path) -> TrialConfig:
     """`twin` is the lean twin of the request's task."""
     launcher, agent = room.launchers[request.harness], room.agents[request.harness]
-    budgets = request.budgets
+    budgets, settings = request.budgets, room.spec.sandbox
     address = urlsplit(request.proxy.url)
     kwargs = {
         "base_dir": str(room.sandboxes),
-        "settings": room.spec.sandbox.model_dump(mode="json"),
+        "settings": settings.model_copy(update={"image": image_of(full_task(twin), settings)}).model_dump(mode="json"),
         "gate": f"{address.hostname}:{address.port}",
     }
     mounts = [{"type": "bind", "source": str(launcher.tree), "target": str(launcher.tree), "read_only": True}] if launcher.tree else []
@@ -156,6 +157,8 @@ class Attempt:
         words = f"{kind}: {error.exception_message}" if error else ""
         timed_out = kind in _TIMEOUTS
         stage = Stage.AGENT if kind in ("AgentTimeoutError", "HarnessError") else self.stage if error else Stage.DONE
+        if kind == ImageError.__name__ and stage is Stage.SANDBOX_SETUP:
+            stage = Stage.IMAGE
         graded = stage in (Stage.DONE, Stage.VERIFIER) or (kind == "AgentTimeoutError" and self.room.spec.capture.timeout == "grade")
         return Facts(
             stage=stage,

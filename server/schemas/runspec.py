@@ -83,6 +83,8 @@ class Limits(_Section):
 class Images(_Section):
     """Where the images of sandboxes come from and how much of them is kept on this machine."""
 
+    build: bool = False
+    """Build the Dockerfile of a task that names no image; otherwise such a task uses `sandbox.image`, or this machine's programs."""
     cache: Path | None = None
     """Directory of unpacked images; by default `images` in the user's data directory."""
     cache_gb: float = Field(default=50, gt=0)

@@ -134,7 +134,7 @@ class ImageCache:
 
     def add_layout(self, layout: Path, reference: str, name: str = "", blobs: Path | None = None) -> Image:
         """Unpack the layers of an OCI layout's image `name` that are not here yet, and call the image `reference`. Raises ImageError."""
-        with self._lock("cache", fcntl.LOCK_SH):
+        with self.adding():
             manifest = read(layout, name, blobs)
             layers = tuple(self._add(layer) for layer in manifest.layers)
             return self._record_image(manifest, layers, reference)
@@ -146,9 +146,15 @@ class ImageCache:
         with archive.open("rb") as file:
             digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         layer = Layer(archive, digest, digest, archive.stat().st_size, compressed=False)
-        with self._lock("cache", fcntl.LOCK_SH):
+        with self.adding():
             layers = (self._add(layer),)
             return self._record_image(Manifest(digest, (layer,), {}, "/"), layers, reference)
+
+    @contextlib.contextmanager
+    def adding(self) -> Iterator[None]:
+        """As long as this lasts nothing is removed that no image has yet."""
+        with self._lock("cache", fcntl.LOCK_SH):
+            yield
 
     def _add(self, layer: Layer) -> CachedLayer:
         """One process unpacks a layer; the others wait for it."""

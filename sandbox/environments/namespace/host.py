@@ -9,12 +9,14 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, override
 
 from sandbox.environments.backend import Backend
-from sandbox.environments.errors import SandboxError
-from sandbox.environments.images.cache import IN_PLACE, ImageCache, Rootfs, cache_of
+from sandbox.environments.errors import ImageError, SandboxError
+from sandbox.environments.images.cache import IN_PLACE, Rootfs, cache_of
+from sandbox.environments.images.fetch import fetch_all
 from sandbox.environments.spec import OPEN_FILES, LimitsMode, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
 
@@ -30,6 +32,7 @@ from sandbox.environments.namespace.spawner import main
 main(*json.loads(sys.argv[2]))
 """
 _ROOT = str(Path(__file__).parents[3])
+_PYTHON_IN_USR = Path(sys.base_prefix).is_relative_to("/usr")
 _START_S = 20
 _CREATE_S = 60
 _STOP_S = 20
@@ -54,9 +57,10 @@ class Host(Backend):
     can_fork: ClassVar[bool] = True
 
     def __init__(
-        self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode, images: ImageCache
+        self, process: asyncio.subprocess.Process, channel: Channel, state: Path, mode: Mode, limits_mode: LimitsMode, settings: Settings
     ) -> None:
-        self._images = images
+        self._settings = settings.images
+        self._images = cache_of(settings)
         self._rootfs: dict[str, Rootfs] = {}
         self._held = contextlib.ExitStack()
         self._process = process
@@ -107,7 +111,7 @@ class Host(Backend):
             await process.wait()
             owner.remove(state)
             raise SandboxError(f"cannot start the sandbox spawner: {error or 'no answer'}") from error
-        host = cls(process, channel, state, mode, message["limits"], cache_of(settings or Settings()))
+        host = cls(process, channel, state, mode, message["limits"], settings or Settings())
         host._announce(base)
         return host
 
@@ -137,6 +141,10 @@ class Host(Backend):
 
     @override
     async def create(self, spec: SandboxSpec) -> Sandbox:
+        if spec.image and _PYTHON_IN_USR:
+            raise ImageError(
+                "the runner's Python lies in /usr, where an image has its own files: run it with a Python elsewhere, such as uv's"
+            )
         rootfs = await asyncio.to_thread(self._image, spec.image) if spec.image else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control = Channel(ours, "the sandbox")
@@ -167,6 +175,14 @@ class Host(Backend):
             number = creating.result()[0]["sandbox"]
             self._undoing = asyncio.ensure_future(self._channel.call({"op": "destroy", "sandbox": number}))
 
+    @override
+    async def fetch(self, images: Mapping[str, Path | None]) -> dict[str, str]:
+        failed = await fetch_all(self._images, images, self._settings)
+        for name in images.keys() - failed.keys():
+            await asyncio.to_thread(self._image, name)
+        await asyncio.to_thread(self._images.prune, int(self._settings.cache_gb * 1e9))
+        return failed
+
     def _request(self, spec: SandboxSpec, rootfs: Rootfs | None) -> dict[str, Any]:
         limits = spec.limits
         rlimits = {
@@ -179,12 +195,11 @@ class Host(Backend):
             rlimits |= {"DATA": limits.memory_mb << 20, "NPROC": limits.processes + 1}
         python = (sys.base_prefix, sys.base_prefix)
         mounts = [(str(mount.source.resolve()), mount.at) for mount in spec.mounts]
-        inside_usr = sys.base_prefix == "/usr" or sys.base_prefix.startswith("/usr/")
         return {
             "op": "create",
             "workspace": str(spec.workspace.resolve()) if spec.workspace else None,
             "workdir": spec.workdir,
-            "mounts": mounts if inside_usr else [python, *mounts],
+            "mounts": mounts if _PYTHON_IN_USR else [python, *mounts],
             "layers": [str(layer) for layer in rootfs.layers] if rootfs else [],
             "directories": [(directory.path, directory.owner, directory.mode) for directory in spec.directories],
             "memory_mb": limits.memory_mb,

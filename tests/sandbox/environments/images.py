@@ -9,13 +9,14 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
 Member = tuple[tarfile.TarInfo, bytes]
 
-PROGRAMS = ("dash", "ls", "cat", "touch", "id", "rm", "mkdir")
+PROGRAMS = ("dash", "bash", "ls", "cat", "touch", "id", "rm", "mkdir", "sed", "chmod")
 
 
 def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644, uid: int = 0) -> Member:
@@ -37,17 +38,14 @@ def tar(members: Iterable[Member]) -> bytes:
 
 
 def programs() -> list[Member]:
-    """A shell, some of coreutils and the libraries that they need: a root file system without Python."""
-    found: dict[str, Path] = {}
-    for name in PROGRAMS:
-        path = Path(shutil.which(name) or f"/bin/{name}")
-        found[f"bin/{name}"] = path
-        libraries = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=True).stdout
-        found |= {library.removeprefix("/"): Path(library) for library in re.findall(r"(/\S+)", libraries)}
-    return [
-        member("bin/sh", kind=tarfile.SYMTYPE, link="dash"),
-        *(member(name, path.read_bytes(), mode=0o755) for name, path in found.items()),
-    ]
+    """A shell, some of coreutils and the C library: a root file system without Python, but in which this machine's Python can run."""
+    found = {f"bin/{name}": Path(shutil.which(name) or f"/bin/{name}") for name in PROGRAMS}
+    needing = [str(path) for path in (*found.values(), Path(sys.base_prefix, "bin", "python3"))]
+    listing = subprocess.run(["ldd", *needing], capture_output=True, text=True, check=True).stdout
+    libraries = [Path(name) for name in re.findall(r"(/\S+) \(0x", listing)]
+    found |= {str(path).removeprefix("/"): path for path in libraries if not path.is_relative_to(sys.base_prefix)}
+    files = [member(name, path.read_bytes(), mode=0o755) for name, path in found.items()]
+    return [member("bin/sh", kind=tarfile.SYMTYPE, link="dash"), *files]
 
 
 def layout(target: Path, layers: list[bytes], env: dict[str, str] | None = None, name: str = "") -> str:
@@ -64,6 +62,7 @@ def layout(target: Path, layers: list[bytes], env: dict[str, str] | None = None,
         "architecture": "amd64",
         "os": "linux",
         "config": {"Env": [f"{key}={value}" for key, value in (env or {}).items()], "WorkingDir": "/work"},
+        "history": [{"created_by": "test"} for _ in layers],
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]},
     }
     manifest = {
