@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -47,6 +48,33 @@ class Server(uvicorn.Server):
         yield
 
 
+class _Joining:
+    """A transport that writes the head of an answer together with what comes right behind it: two writes wake the client twice, and the
+    first one may have to wait until the client has read the head."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._head = transport, loop, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._head and data.startswith(b"HTTP/1.1 ") and data.endswith(b"\r\n\r\n"):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+
 class _Protocol(HttpToolsProtocol):
     patience: float
     refused = False
@@ -55,7 +83,7 @@ class _Protocol(HttpToolsProtocol):
     """Bytes since the end of the request before, as long as `in_head`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
         self.gone: asyncio.Future[None] = self.loop.create_future()
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()

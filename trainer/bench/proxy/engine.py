@@ -40,8 +40,7 @@ class SocketEngine:
         prompt = np.asarray(request.prompt_ids, np.int32)
         try:
             reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port, limit=LIMIT)
-            writer.write(CALL.pack(len(prompt), request.routes_from, layers, top_k))
-            writer.write(prompt.data)
+            writer.writelines((CALL.pack(len(prompt), request.routes_from, layers, top_k), prompt.data.cast("B")))
             count, rows = REPLY.unpack(await reader.readexactly(REPLY.size))
             ids, log_probs = np.frombuffer(await reader.readexactly(8 * count), np.int32).reshape(2, count)
             raw = await reader.readexactly(rows * layers * top_k)
