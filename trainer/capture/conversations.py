@@ -7,7 +7,8 @@ call belongs to the conversation that it serves, but never continues it. What th
 
 * a call without tools in a thread that has tools is no turn: a summary when it carries the history (Codex, qwen-code as messages,
   OpenCode as one flat text), else auxiliary (titles);
-* a call whose text is quoted where the history used to be was a summary (every harness that compacts);
+* a call whose text is quoted where the history used to be was a summary (every harness that compacts), and so was one whose text the
+  request for that summary quotes (Terminus 2 has its summary questioned, and the questions answered);
 * a call with a system prompt and tools of its own that reads another conversation's turns is auxiliary (qwen-code's memory agent).
 """
 
@@ -45,7 +46,7 @@ class Reading:
     conversation: int = -1
     branch_class: BranchClass = BranchClass.POLICY
     summary: Reading | None = None
-    """The side call whose answer took the place of this turn's history."""
+    """The side call whose answer took the place of this turn's history, or was added to it."""
     continued: bool = False
     """A later turn goes on from this one."""
     grows: bool = field(init=False)
@@ -88,6 +89,15 @@ class Reading:
         """In place or as a message; texts have no id and are known by their words."""
         return turn.index in self.echoed or turn.message.key in self._keys
 
+    def quoted_in(self, nodes: Sequence[Node], *, alone: bool = True) -> bool:
+        """A user message there holds the words of this turn, and (`alone`) not of the turn before it too, as a flat history would."""
+        text = self.turn.message.content.strip()
+        if len(text) < TELLING or self.turn.message.tool_calls:
+            return False
+        quoting = [node for node in nodes if node.message.role == "user" and text in node.message.content]
+        flat = alone and self.before is not None and self.before.quoted_in(quoting, alone=False)
+        return bool(quoting) and not flat
+
     @cached_property
     def _keys(self) -> frozenset[Key]:
         return frozenset(node.message.key for node in self.nodes)
@@ -100,9 +110,8 @@ def read(turns: Sequence[Turn]) -> list[Reading]:
     """A reading per turn, in order."""
     readings = list(_contexts(turns))
     for i, reading in enumerate(readings):
-        if not reading.grows:
-            reading.summary = _replaced_by(reading, readings[:i])
-    proven = {id(reading.summary) for reading in readings if reading.summary}
+        reading.summary = _added_to(reading, readings[i - 1]) if reading.grows else _replaced_by(reading, readings[:i])
+    proven = {id(step) for reading in readings if reading.summary for step in _steps(reading, reading.summary, readings)}
     with_tools = {turn.thread for turn in turns if turn.tools}
     for i, reading in enumerate(readings):
         _assign(reading, readings[:i], summary=id(reading) in proven, with_tools=reading.turn.thread in with_tools)
@@ -143,11 +152,36 @@ def _replaced_by(reading: Reading, earlier: Sequence[Reading]) -> Reading | None
     last = next((other for other in asked if other.turn.side is not BranchClass.AUXILIARY), None)
     if last is None or last.turn.message.tool_calls or last.continued or last.turn.index in reading.echoed:
         return None
+    if not last.turn.tools and last.quoted_in(reading.nodes, alone=False) and not last.quoted_in(reading.nodes):
+        return None
     elsewhere = last.opening != reading.opening
     content = last.turn.message.content
     inside = content.partition(SUMMARY[0])[2].partition(SUMMARY[1])[0] if all(mark in content for mark in SUMMARY) else ""
     text = (inside or content).strip()
     return last if len(text) >= TELLING and reading.says(text, assistants=elsewhere) else None
+
+
+def _added_to(reading: Reading, last: Reading) -> Reading | None:
+    """The call just before, whose text the harness itself adds to a history that it keeps (Terminus 2)."""
+    return last if last is not reading.before and _leads_to(last, reading) else None
+
+
+def _steps(reading: Reading, summary: Reading, readings: Sequence[Reading]) -> Iterator[Reading]:
+    """A summary, the calls right before it that led to it, and attempts that were given up: they too went on from where `reading` does."""
+    if reading.before is not None and reading.extends and not reading.turn.tools:
+        between = readings[reading.before.turn.index + 1 : summary.turn.index]
+        yield from (other for other in between if other.before is reading.before)
+    yield summary
+    for step in reversed(readings[: readings.index(summary)]):
+        if not _leads_to(step, summary):
+            return
+        yield step
+        summary = step
+
+
+def _leads_to(step: Reading, reading: Reading) -> bool:
+    """Where nobody has tools: the request quotes one call's words."""
+    return not step.turn.tools and not reading.turn.tools and step.turn.thread == reading.turn.thread and step.quoted_in(reading.tail)
 
 
 def _assign(reading: Reading, earlier: Sequence[Reading], *, summary: bool, with_tools: bool) -> None:

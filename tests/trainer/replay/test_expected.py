@@ -2,6 +2,7 @@
 
 `main` and each `sub:X` is a thread; title, memory and web-search calls are auxiliary; a rewrite is listed with its reason. A branch is
 one thread, one auxiliary call, or one rewrite. `kept` answers broke off, and the harness went on with what had arrived.
+`compact:answers` goes on in the conversation of the summary before it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from trainer.replay.recording import load
 from trainer.replay.report import report
 
 HERE = Path(__file__).parent
-TABLE: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text()) | json.loads((HERE / "more.json").read_text())
+TABLE: dict[str, dict[str, Any]] = {}
+for _name in ("expected", "more", "terminus"):
+    TABLE |= json.loads((HERE / f"{_name}.json").read_text())
 SIDE = {"title", "memory", "aux"}
 LONG = {"opencode/prune_all"}
 """Four sessions with megabytes of tool output."""

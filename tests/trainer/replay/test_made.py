@@ -140,6 +140,18 @@ def test_a_compaction_without_an_effect_is_a_summary_all_the_same(replay: Replay
     assert (made.threads, made.branches, made.classes) == (1, 2, {"policy": 1, "summary": 1})
 
 
+def test_a_turn_that_a_flat_history_quotes_is_no_summary(replay: Replay) -> None:
+    """Without tools anywhere, a history in one text quotes every turn, but what led to a summary (Terminus 2) is quoted alone."""
+    one, two, summary = "I will look at the file first.", "The file has one function.", "So far: looked, found one function."
+    grown = [*TASK, assistant(text=one), user("it has a function"), assistant(text=two), user("go on")]
+    flat = [user(f"Sum up.\nassistant: {one}\nuser: it has a function\nassistant: {two}")]
+    asked = chat(flat, say=summary, tools=(), label="compact")
+    after = [*TASK, user(f"Earlier: {summary}")]
+    said = [chat(TASK, say=one, tools=()), chat(grown[:4], say=two, tools=()), asked, chat(after, say="Repaired it, all done.", tools=())]
+    made = replay(*said)
+    assert (made.reasons, made.classes) == ({"compaction": 1, "root": 1, "summary": 1}, {"policy": 2, "summary": 1})
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_fault_is_hidden_and_its_retry_would_not_have_happened(replay: Replay, late: bool) -> None:
     """User-pain 23, 24: three faults in a row, before or behind the first content; the harness sees one answer."""
