@@ -40,6 +40,7 @@ VERBS = {
     "image": Verb(SANDBOX, "Fetch, build, list and prune images of sandboxes.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Measure routing replay against its negative control."),
     "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks."),
+    "regrade": Verb(SANDBOX, "Judge the archived work of a run's agents again, without them.", takes_data_dir=True),
     "replay": Verb(TRAINER, "Replay recorded harness traffic through proxy and capture."),
     "tasks": Verb(SANDBOX, "Make and check task directories.", hidden=True),
 }

@@ -17,6 +17,7 @@ from sandbox.harnesses.commands import store_options as _store
 from sandbox.harnesses.pins import CLAUDE_CODE, MINI_SWE_AGENT, PINS
 from sandbox.harnesses.store import Store
 from sandbox.redteam.command import redteam
+from sandbox.regrade.command import regrade
 from sandbox.runner import quiet
 from server.schemas.runspec import Harness
 
@@ -33,6 +34,7 @@ main.add_command(harness)
 main.add_command(redteam)
 main.add_command(doctor)
 main.add_command(image)
+main.add_command(regrade)
 
 
 @main.group()

@@ -33,7 +33,7 @@ CHECK_SECONDS = 30
 """Wall clock for one run of the check; graded code that takes longer has failed."""
 RUNS = 4
 """The verifier's own deadline must leave room for so many: graded code may not buy a time-out."""
-_INSIDE = Path(__file__).with_name("inside.py")
+INSIDE = Path(__file__).with_name("inside.py")
 _TWINS: tuple[hidden.Variant, ...] = ("twin A", "twin B")
 
 
@@ -112,7 +112,7 @@ async def grade(environment: TrialEnvironment, diff: list[Step], check: str, sec
     nonce = secrets.token_hex(16).encode()
     work = marshal.dumps((diff, check, environment.workdir, seconds))
     payload = b"".join(len(part).to_bytes(8, "big") + part for part in (nonce, work))
-    program = await asyncio.to_thread(_INSIDE.read_text, encoding="utf-8")
+    program = await asyncio.to_thread(INSIDE.read_text, encoding="utf-8")
     command = [interpreter(), "-I", "-S", "-B", "-c", program, str(environment.sandbox.uid)]
     try:
         result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=seconds + _margin(seconds))

@@ -8,6 +8,7 @@ Exit status: 0 as expected, 1 not, 99 when the report cannot be true.
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ def main(plan: dict[str, Any]) -> int:
 def run(plan: dict[str, Any]) -> tuple[int, list[str]]:
     """Exit status of pytest, and the lines of its report."""
     names = sorted(f"{plan['directory']}/{name}" for name in plan["run"])
-    arguments = ["-c", "/dev/null", "--rootdir=.", "-o", "pythonpath=.", "-p", "no:cacheprovider", "-q", "--color=no", "--tb=line", *names]
+    # A relative `pythonpath` would be taken from the directory of the configuration file. Code that cannot be imported fails its own
+    # tests; without the last option it would silence the others, too, and look like a lie.
+    arguments = ["-c", "/dev/null", "--rootdir=.", "-o", f"pythonpath={shlex.quote(os.getcwd())}", "-p", "no:cacheprovider"]
+    arguments += ["-q", "--color=no", "--tb=line", "--continue-on-collection-errors", *names]
     command = [sys.executable, "-I", "-B", "-c", PYTEST, plan["pytest"], *arguments]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     reader, writer = os.pipe()

@@ -23,7 +23,7 @@ from .drive import Attempt, Room
 from .outcomes import decide
 from .service import NotReady, open_room
 
-_NO_PROXY = ProxyEndpoint.model_validate({"url": "http://127.0.0.1:9", "key": "none"})
+NO_PROXY = ProxyEndpoint.model_validate({"url": "http://127.0.0.1:9", "key": "none"})
 _PLANTED = {name: CHEATS[name] for name in ("early-exit", "answers-for-the-check")}
 """What earns the reward where a check runs graded code in its own process. The second one knows how our grader talks to itself."""
 
@@ -66,7 +66,7 @@ async def play_all(room: Room) -> dict[tuple[str, str], Scored | Failed]:
     async def one(split: str, task: str, harness: str) -> None:
         number = f"{harness}-{len(room.index[TRAIN]) * (split == HELD_OUT) + room.index[split].index(task)}"
         budgets = room.spec.sandbox.budgets
-        request = TrialRequest(trial_id=number, task=task, split=split, harness=harness, proxy=_NO_PROXY, budgets=budgets)
+        request = TrialRequest(trial_id=number, task=task, split=split, harness=harness, proxy=NO_PROXY, budgets=budgets)
         async with slots:
             outcomes[task, harness] = decide(await Attempt(room, request, number, SILENT).run())
 

@@ -25,7 +25,7 @@ def lean_twin(task: Path) -> Path:
         shutil.copy(task / name, scratch / name)
     for folder in ("environment", "tests"):
         (scratch / folder).mkdir()
-    (scratch / "tests" / "test.sh").write_text(f"# Stands for the files of the task: SHA-256 {_digest(task)}\n")
+    (scratch / "tests" / "test.sh").write_text(f"# Stands for the files of the task: SHA-256 {digest(task)}\n")
     try:
         scratch.rename(twin)
     except OSError:  # another thread was faster
@@ -38,12 +38,13 @@ def full_task(twin: Path) -> Path:
     return twin.parent.parent / twin.name
 
 
-def _digest(task: Path) -> str:
-    digest = hashlib.sha256()
+def digest(task: Path) -> str:
+    """SHA-256 of all that a task directory holds: names, modes, content."""
+    found = hashlib.sha256()
     for path in sorted(task.rglob("*")):
-        digest.update(f"{path.relative_to(task)}\0{path.lstat().st_mode:o}\0".encode())
+        found.update(f"{path.relative_to(task)}\0{path.lstat().st_mode:o}\0".encode())
         if path.is_symlink():
-            digest.update(str(path.readlink()).encode())
+            found.update(str(path.readlink()).encode())
         elif path.is_file():
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+            found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()

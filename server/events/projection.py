@@ -193,10 +193,9 @@ class Projection:
         trial = self._trials.get(body.trial_id)
         if trial is None:
             raise _Problem(f"there is no trial {body.trial_id} to regrade")
-        self._once(
-            RegradeRow,
-            (body.trial_id, body.verifier, body.inputs),
-            f"this verdict on {body.trial_id}",
+        self._session.flush()
+        row = RegradeRow(
+            run_id=self._run.run_id,
             trial_id=body.trial_id,
             verifier=body.verifier,
             inputs=body.inputs,
@@ -204,6 +203,7 @@ class Projection:
             outcome=_deep(body.outcome.model_dump(mode="json")),
             time=event.time,
         )
+        self._session.merge(row)  # said again, it is the newest verdict again
 
     def _finding(self, event: Event, body: FindingBody) -> None:
         self._add(

@@ -116,13 +116,13 @@ def train_points(session: Session, run_id: str) -> list[Point]:
         .group_by(Group.step)
         .order_by(Group.step)
     )
-    return [_share(step, solved or 0, n) for step, solved, n in rows]
+    return [share_point(step, solved or 0, n) for step, solved, n in rows]
 
 
 def held_out_points(session: Session, run_id: str) -> list[Point]:
     """Resolved / all of each held-out evaluation: a failed trial counts as not resolved."""
     rows = session.scalars(sa.select(EvaluationDone).where(EvaluationDone.run_id == run_id).order_by(EvaluationDone.step))
-    return [_share(row.step, row.resolved, row.total) for row in rows]
+    return [share_point(row.step, row.resolved, row.total) for row in rows]
 
 
 def step_rows(session: Session, run_id: str) -> list[StepRow]:
@@ -140,7 +140,8 @@ def _counts() -> sa.ColumnElement[bool]:
     return ~sa.exists().where(*group)
 
 
-def _share(step: int, successes: int, n: int) -> Point:
+def share_point(step: int, successes: int, n: int) -> Point:
+    """A share with its 95 % interval."""
     low, high = wilson(successes, n)
     return Point(step=step, value=successes / n if n else 0.0, n=n, low=low, high=high)
 

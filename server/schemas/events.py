@@ -121,7 +121,7 @@ class ArchiveBody(_Body):
 
 class RegradeBody(_Body):
     """A further verdict on the archived diff of a trial. `inputs` is the SHA-256 of all that it was reached from: diff, tree, tests and
-    grader. The same inputs are graded once per verifier; what could not be graded is no verdict."""
+    grader. The same inputs are graded once per verifier; the verdict that was said last counts. What could not be graded is none."""
 
     type: Literal["regrade"] = "regrade"
     trial_id: Name

@@ -147,6 +147,18 @@ def test_an_honest_tree_passes_and_keeps_its_own_tests(tmp_path: Path) -> None:
 
 
 @needs_sandbox
+def test_a_tree_without_a_conftest_and_code_that_cannot_be_imported(tmp_path: Path) -> None:
+    """Both met the same: nothing could be imported, no test of ours was reported, and it counted as tampering."""
+    (tmp_path / "tasks").mkdir()
+    bare = task(tmp_path / "tasks", tests="from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n")
+    (bare / "environment" / "workspace" / "conftest.py").unlink()
+    assert outcome_of(tmp_path / "tasks", targets.FIX) == Scored(reward=1, termination=Termination.COMPLETED)
+    broken = outcome_of(tmp_path / "tasks", "echo 'def (' >> calc.py")
+    assert isinstance(broken, Scored) and (broken.reward, broken.termination) == (0, Termination.COMPLETED)
+    assert outcome_of(tmp_path / "tasks", "true") == Scored(reward=0, termination=Termination.COMPLETED)
+
+
+@needs_sandbox
 def test_a_task_whose_tests_cannot_be_read_is_our_failure(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     task(tmp_path / "tasks", tests="def test_x(:\n")

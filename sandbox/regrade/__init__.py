@@ -1,0 +1,1 @@
+"""`rl regrade`: another verdict on archived diffs, without the agent."""
