@@ -88,11 +88,11 @@ def changes(data: bytes, pristine: Path | None) -> list[Change]:
     for name in opaque:
         for hidden in _names_below(pristine, name):
             found.setdefault(hidden, Change(hidden, "deleted"))
-    return sorted((change for change in found.values() if change != _original(pristine, change.path)), key=lambda change: change.path)
+    return sorted((change for change in found.values() if change != original(pristine, change.path)), key=lambda change: change.path)
 
 
-def _original(pristine: Path, name: str) -> Change:
-    """The pristine tree's own entry; the tree is the host's, only the name comes from the sandbox, without a component `..`.
+def original(pristine: Path, name: str) -> Change:
+    """The pristine tree's own entry, `deleted` for none. The tree is the host's, only the name is the sandbox's, without a component `..`.
 
     A link of the tree is never followed: behind it lies the host.
     """

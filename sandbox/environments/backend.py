@@ -21,7 +21,9 @@ from .archive import Change
 from .spec import ExecResult, LimitsMode, SandboxSpec, UsageReport, User
 
 _BACKENDS = {
+    "docker": "sandbox.environments.docker.host:DockerHost",
     "namespace": "sandbox.environments.namespace.host:Host",
+    "kubernetes": "sandbox.environments.kubernetes.backend:Kubernetes",
 }
 """By the name that `sandbox.environment` of a RunSpec uses. Imported when asked for: each may need a library that others do not."""
 

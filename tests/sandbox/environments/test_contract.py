@@ -108,7 +108,7 @@ async def test_output_is_bounded(place: Place) -> None:
 async def test_background_processes_live_on_and_hold_nothing_up(place: Place) -> None:
     sandbox = await place.sandbox()
     assert (await sandbox.exec("sleep 4713.25 & echo started")).stdout == b"started\n"
-    assert (await sandbox.exec("until pgrep -x sleep > /dev/null; do :; done; echo found", timeout_s=30)).stdout == b"found\n"
+    assert (await sandbox.exec("until pgrep -U agent -x sleep > /dev/null; do :; done; echo found", timeout_s=30)).stdout == b"found\n"
 
 
 @contract
@@ -167,9 +167,11 @@ async def test_root_in_the_sandbox_owns_what_the_agent_must_not_write(place: Pla
     sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/tests", "root", 0o700), Directory("/logs/agent"))))
     assert (await sandbox.exec("touch /logs/agent/x")).return_code == 0
     assert (await sandbox.exec("touch /tests/x", user="root")).return_code == 0
-    assert (await sandbox.exec("touch /usr/x", user="root")).return_code == 1
+    if place.namespaces:  # where an image is, its programs are a layer that root of this one sandbox may write
+        assert (await sandbox.exec("touch /usr/x", user="root")).return_code == 1
+    assert (await sandbox.exec("touch /usr/x")).return_code == 1
     assert (await sandbox.exec("echo x > /proc/sys/kernel/core_pattern", user="root")).return_code != 0
-    if sandbox.mode == "rootful":  # an ordinary user has one id, which both identities share
+    if place.where != "rootless":  # an ordinary user has one id, which both identities share
         assert (await sandbox.exec("cat /tests/x; ls /tests")).return_code == 2
         assert (await sandbox.exec("id -u", user="root")).stdout == b"0\n"
 
@@ -178,7 +180,8 @@ async def test_root_in_the_sandbox_owns_what_the_agent_must_not_write(place: Pla
 async def test_process_one_cannot_be_harmed(place: Place) -> None:
     sandbox = await place.sandbox()
     await sandbox.exec("for s in 1 2 3 6 9 10 11 12 13 14 15 17 19 20; do kill -$s 1; done; prlimit --pid 1 --nofile=0 2>&1")
-    assert (await sandbox.exec("cat /proc/1/environ /proc/1/maps /proc/1/cmdline")).stdout == b""
+    hidden = ["environ", "maps", "cmdline"] if place.namespaces else ["environ", "maps"]
+    assert (await sandbox.exec(f"cd /proc/1; cat {' '.join(hidden)}")).stdout == b""
     assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
 
 
@@ -277,7 +280,8 @@ async def test_planted_links_lead_nowhere_on_the_host(place: Place) -> None:
 async def test_sparse_files_do_not_hold_the_host_up(place: Place) -> None:
     sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/logs/agent"),)))
     assert (await sandbox.exec("truncate -s 1T huge")).return_code != 0
-    await sandbox.exec("for i in $(seq 2000); do truncate -s 15M s$i /logs/agent/s$i; done")
+    with contextlib.suppress(SandboxLost):  # where only a look from outside bounds the disk, they count as large as they seem
+        await sandbox.exec("for i in $(seq 2000); do truncate -s 15M s$i /logs/agent/s$i; done")
     with pytest.raises(SandboxError, match="larger than"):
         await sandbox.download("/logs/agent", place.root / "out", max_bytes=1 << 20)
     await sandbox.kill()
@@ -310,8 +314,9 @@ async def test_the_host_is_invisible(place: Place) -> None:
     ).stdout
     assert b"token" not in seen
     assert b"data" not in seen
-    listing = (await sandbox.exec("ls /home /sys /run; ls -A /root")).stdout.decode().split()
-    assert set(listing) <= {"/home:", "agent", "/sys:", "/run:", *Path(sys.base_prefix).parts, ".local", ".cache"}
+    listing = (await sandbox.exec("ls /home /run; ls -A /root")).stdout.decode().split()
+    assert set(listing) <= {"/home:", "agent", "/run:", *Path(sys.base_prefix).parts, ".local", ".cache"}
+    assert (await sandbox.exec("ls /sys")).stdout == b"" or not place.namespaces  # of an engine: read-only, with much of it masked
     assert (await sandbox.exec("cat /etc/shadow; hostname")).stdout == b"sandbox\n"
     assert not processes("pytest") or b"pytest" not in (await sandbox.exec("cat /proc/*/cmdline")).stdout
 
@@ -406,7 +411,7 @@ async def test_two_sandboxes_do_not_see_each_other(place: Place) -> None:
     background = asyncio.create_task(one.exec(["python3", "-c", code]))
     await until(lambda: processes("9000)"))
     await asyncio.sleep(0.2)
-    assert (await two.exec("ls /tmp /dev/shm /home/agent /workspace | grep mine; pgrep -x sleep")).stdout == b""
+    assert (await two.exec("ls /tmp /dev/shm /home/agent /workspace | grep mine; pgrep -U agent -x sleep")).stdout == b""
     code = (
         "import socket; s = socket.socket(socket.AF_UNIX); print(s.connect_ex('\\0mine'), socket.socket().connect_ex(('127.0.0.1', 9000)))"
     )

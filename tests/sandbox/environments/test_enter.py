@@ -16,7 +16,7 @@ from sandbox.environments.namespace.enter import ForkTarget, fork_into
 from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.environments.spec import RoMount, SandboxSpec
 from sandbox.redteam.ordinary import REPOSITORY
-from tests.sandbox.environments.contract import LIMITS, Place, contract
+from tests.sandbox.environments.contract import LIMITS, NAMESPACES, Place, contract
 from tests.sandbox.environments.test_contract import processes, until
 
 # A warm parent has one thread; pytest and asyncio here have more.
@@ -58,7 +58,7 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_forked_child_is_confined(place: Place) -> None:
     # The child is a fork of this whole test process, whose memory counts against an rlimit from the first moment.
     roomy = LIMITS.model_copy(update={"memory_mb": 16_384})
@@ -88,7 +88,7 @@ async def test_a_forked_child_is_confined(place: Place) -> None:
     assert not processes("sleep 4731.25")
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_imports_come_from_the_named_directories_only(place: Place) -> None:
     runtime = place.tree(harness__tool_py="NAME = 'runtime'")
     standard = sysconfig.get_path("stdlib")
@@ -108,7 +108,7 @@ async def test_imports_come_from_the_named_directories_only(place: Place) -> Non
     assert (code, text) == (7, f"runtime {standard}/colorsys.py\n")
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_the_wait_status_is_the_childs_own(place: Place) -> None:
     sandbox = await place.sandbox()
     assert await run_inside(sandbox, lambda: os._exit(3)) == (3, "")
@@ -119,7 +119,7 @@ async def test_the_wait_status_is_the_childs_own(place: Place) -> None:
     assert (await hold)[0] == -9
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_sandbox_that_is_gone_cannot_be_entered(place: Place) -> None:
     sandbox = await place.sandbox()
     target = await sandbox.fork_target()

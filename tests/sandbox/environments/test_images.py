@@ -20,7 +20,7 @@ from sandbox.environments.errors import ImageError
 from sandbox.environments.images.cache import ImageCache
 from sandbox.environments.images.unpack import unpack
 from sandbox.environments.spec import Directory, SandboxSpec
-from tests.sandbox.environments.contract import LIMITS, Place, contract
+from tests.sandbox.environments.contract import LIMITS, NAMESPACES, Place, contract
 from tests.sandbox.environments.images import Member, directory, layout, member, programs, tar
 
 LINK, HARD, DEVICE, PIPE = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
@@ -214,7 +214,7 @@ async def image_place(place: Place) -> ImageCache:
     return cache
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_sandbox_of_an_image_sees_the_image_and_not_the_host(place: Place) -> None:
     await image_place(place)
     spec = SandboxSpec(image="example/tools:1", directories=(Directory("/tests", "root"),), limits=LIMITS)
@@ -228,7 +228,7 @@ async def test_a_sandbox_of_an_image_sees_the_image_and_not_the_host(place: Plac
     await sandbox.destroy()
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_sandboxes_of_one_image_share_nothing_that_they_write(place: Place) -> None:
     await image_place(place)
     first, second = [await place.sandbox(SandboxSpec(image="example/tools:1", limits=LIMITS)) for _ in range(2)]
@@ -238,14 +238,14 @@ async def test_sandboxes_of_one_image_share_nothing_that_they_write(place: Place
         await sandbox.destroy()
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_missing_image_is_an_image_error(place: Place) -> None:
     for image in ("example/none:1", "dir:/nowhere", "dir:/"):
         with pytest.raises(ImageError):
             await place.sandbox(SandboxSpec(image=image, limits=LIMITS))
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_root_file_system_that_leads_to_the_host_is_refused(place: Place) -> None:
     """Set-up runs with power over the machine: a link of the image in its way must not be followed."""
     for number, name in enumerate(("etc", "proc", "tmp", "dev", "home", "workspace", "tests")):

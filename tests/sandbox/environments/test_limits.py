@@ -12,7 +12,7 @@ import pytest
 
 from sandbox.environments.errors import SandboxError, SandboxLost
 from sandbox.environments.spec import RoMount, SandboxSpec
-from tests.sandbox.environments.contract import LIMITS, Place, contract
+from tests.sandbox.environments.contract import LIMITS, NAMESPACES, Place, contract
 from tests.sandbox.environments.test_contract import processes, python, until
 
 FORK_BOMB = """
@@ -73,7 +73,7 @@ async def test_memory_is_bounded(place: Place) -> None:
     assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_full_disk_is_the_agents_own(place: Place) -> None:
     sandbox = await place.sandbox()
     for path in ("/workspace/big", "/tmp/big", "/dev/shm/big", "/home/agent/big"):
@@ -125,7 +125,7 @@ async def test_kill_reaches_every_process(place: Place) -> None:
     await sandbox.destroy()
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_nothing_is_left(place: Place) -> None:
     mounts = Path("/proc/self/mountinfo").read_text()
     gc.collect()

@@ -15,7 +15,7 @@ from sandbox.environments.errors import SandboxLost
 from sandbox.environments.namespace import owner
 from sandbox.environments.namespace.host import Host
 from sandbox.redteam.ordinary import REPOSITORY
-from tests.sandbox.environments.contract import Place, contract
+from tests.sandbox.environments.contract import NAMESPACES, Place, contract
 from tests.sandbox.environments.test_contract import processes, until
 
 OWNER = """
@@ -33,7 +33,7 @@ asyncio.run(main())
 """
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_killed_spawner(place: Place) -> None:
     sandbox = await place.sandbox()
     target = await sandbox.fork_target()
@@ -46,12 +46,12 @@ async def test_a_killed_spawner(place: Place) -> None:
             await call
     await sandbox.destroy()
     async with Host.open(place.root / "state", mode=place.host.mode) as host:
-        assert (await (await Place(host, place.root).sandbox()).exec("echo again")).stdout == b"again\n"
+        assert (await (await Place(host, place.root, place.where).sandbox()).exec("echo again")).stdout == b"again\n"
         assert [path.name for path in (place.root / "state").iterdir()] == [host._state.name]
     assert not any(Path(path).parent.exists() for path in target.cgroups)
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_a_killed_owner(place: Place) -> None:
     state = place.root / "other"
     with subprocess.Popen([sys.executable, "-c", OWNER, str(state)], cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
@@ -65,7 +65,7 @@ async def test_a_killed_owner(place: Place) -> None:
     assert list(state.iterdir()) == []
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_sweeping_spares_the_living_and_the_foreign(place: Place) -> None:
     state = place.root / "state"
     (state / "notes.txt").write_text("kept")

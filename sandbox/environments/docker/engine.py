@@ -1,0 +1,90 @@
+"""A Docker engine through the official SDK, from asyncio. Every error of the SDK is classified here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from sandbox.environments.errors import ImageError, SandboxError, SandboxLost
+from server.schemas.runspec import Docker
+
+from .stream import ExecStream
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+THREADS = 16
+_ANSWER_S = 180
+OLDEST_API = "1.41"
+"""Docker 20.10: statistics of one container without a second of waiting."""
+
+
+class EngineLost(SandboxLost):
+    """The engine cannot be reached."""
+
+
+def connect(settings: Docker) -> APIClient:
+    """Blocks. Raises SandboxError with what to do."""
+    import docker
+    from docker.tls import TLSConfig
+
+    tls: TLSConfig | bool = False
+    if settings.tls is not None:
+        names = ["cert.pem", "key.pem", "ca.pem"]
+        certificate, key, authority = (str(settings.tls / name) for name in names)
+        tls = TLSConfig(client_cert=(certificate, key), ca_cert=authority, verify=True)
+    with boundary(settings.url):
+        return docker.APIClient(base_url=settings.url, version="auto", timeout=_ANSWER_S, tls=tls, max_pool_size=THREADS)
+
+
+@contextlib.contextmanager
+def boundary(url: str) -> Iterator[None]:
+    """Turn what the SDK and its HTTP client raise into the errors of sandboxes."""
+    from docker import errors
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except errors.ImageNotFound as error:
+        raise ImageError(f"{error.explanation}: pull or load the image on the engine at {url}") from error
+    except errors.APIError as error:
+        words = str(error.explanation or error)
+        gone = "No such container" in words or "No such exec" in words or "is not running" in words or "is dead" in words
+        raise SandboxLost(words) if gone else SandboxError(f"the Docker engine: {words}") from error
+    except (errors.DockerException, RequestException, OSError) as error:
+        raise EngineLost(f"the Docker engine at {url} cannot be reached: {error}; start it, or set sandbox.docker") from error
+
+
+class Engine:
+    """`api` is the SDK's client for calls that `call` and `exec` make."""
+
+    def __init__(self, api: APIClient, settings: Docker) -> None:
+        self.api = api
+        self.url = settings.url
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
+
+    @classmethod
+    async def open(cls, settings: Docker) -> Engine:
+        return cls(await asyncio.to_thread(connect, settings), settings)
+
+    async def call[T](self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Run blocking work in the pool. What has begun goes on when the caller is cancelled: an engine cannot be told to stop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(self._call, work, *arguments, **options))
+
+    def _call[T](self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        with boundary(self.url):
+            return work(*arguments, **options)
+
+    async def exec(self, container: str, command: list[str], user: str) -> tuple[str, ExecStream]:
+        """Start a process in a container; its id, and its standard input and output."""
+        made = await self.call(self.api.exec_create, container, command, stdin=True, stdout=True, stderr=True, user=user, workdir="/")
+        connection = await self.call(self.api.exec_start, made["Id"], socket=True)
+        return made["Id"], ExecStream(connection, self._pool)
+
+    async def close(self) -> None:
+        await self.call(self.api.close)
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,172 @@
+"""Runs one command in a sandbox for `launch.py`: `python3 -I -S -B -c TEXT`, orders on standard input, everything else on standard output.
+
+Standard input: 4 bytes length, an order in JSON, then the command's own input (`order["stdin"]` bytes). Its end before the command's is
+the host's wish to stop. Standard output: messages of 1 byte kind, 4 bytes length and content: `o` and `e` are what the command printed,
+at most `order["limits"]` bytes each; `x` is the end, as JSON. What comes out is bounded here, so that no flood travels.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import time
+from typing import NoReturn
+
+BLOCK = 1 << 16
+PENDING = 1 << 20
+
+
+def exactly(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        block = os.read(0, min(BLOCK, count - len(data)))
+        if not block:
+            os._exit(0)
+        data += block
+    return data
+
+
+def given(count: int) -> int:
+    """A descriptor with the command's input."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC) if count else os.open("/dev/null", os.O_RDONLY)
+    while count:
+        block = exactly(min(count, BLOCK))
+        count -= len(block)
+        os.write(fd, block)
+    if os.lseek(fd, 0, os.SEEK_CUR):
+        os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def become(order: dict, fds: list[int]) -> NoReturn:  # type: ignore[type-arg]
+    try:
+        os.setsid()
+        for number, fd in enumerate([os.dup(fd) for fd in fds]):
+            os.dup2(fd, number)
+        os.closerange(3, 4096)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        for name, value in order["rlimits"].items():
+            kind = getattr(resource, f"RLIMIT_{name}")
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+        os.chdir(order["cwd"])
+        execute(order["argv"], order["env"])
+    except OSError as error:
+        os.write(2, f"{error.strerror}: {error.filename or ''}\n".encode())
+    except BaseException as error:  # noqa: BLE001 -- this child must end here, whatever happens
+        os.write(2, f"{error!r}\n".encode())
+    os._exit(126)
+
+
+def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    name = argv[0]
+    error: OSError = FileNotFoundError(2, "No such file or directory", name)
+    for directory in [""] if "/" in name else env.get("PATH", "/usr/bin:/bin").split(":"):
+        try:
+            os.execve(f"{directory}/{name}" if directory else name, argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as failure:
+            error = failure
+    os.write(2, f"{name}: {error.strerror}\n".encode())
+    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+class Output:
+    """One stream of the command: passes on the first `limit` bytes and reads away the rest."""
+
+    def __init__(self, kind: bytes, limit: int) -> None:
+        self.fd, self.writer = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.kind, self.left = kind, limit
+        self.open, self.truncated = True, False
+
+    def drain(self, pending: bytearray) -> None:
+        while self.open and len(pending) < PENDING:
+            try:
+                block = os.read(self.fd, BLOCK)
+            except BlockingIOError:
+                return
+            self.open = bool(block)
+            self.truncated = self.truncated or len(block) > self.left
+            block = block[: self.left]
+            self.left -= len(block)
+            if block:
+                pending += message(self.kind, block)
+
+
+def message(kind: bytes, content: bytes) -> bytes:
+    return kind + len(content).to_bytes(4, "big") + content
+
+
+def main() -> None:
+    order = json.loads(exactly(int.from_bytes(exactly(4), "big")))
+    source = given(order["stdin"])
+    outputs = [Output(b"o", order["limits"][0]), Output(b"e", order["limits"][1])]
+    pid = os.fork()
+    if pid == 0:
+        become(order, [source, *(output.writer for output in outputs)])
+    os.close(source)
+    for output in outputs:
+        os.close(output.writer)
+    os.set_blocking(1, False)
+    status, timed_out = attend(pid, order, outputs)
+    pending = bytearray()
+    for output in outputs:  # what a process that ended has written is in the pipe now; its children do not count
+        output.drain(pending)
+        flush(pending)
+    end = {"status": status, "timed_out": timed_out, "truncated": any(output.truncated for output in outputs)}
+    pending += message(b"x", json.dumps(end).encode())
+    flush(pending)
+
+
+def attend(pid: int, order: dict, outputs: list[Output]) -> tuple[int, bool]:  # type: ignore[type-arg]
+    """Pass output on until the command ends, and end it when its time is up, when it said too much (`cut`), or when the host went away."""
+    ended = os.pidfd_open(pid)
+    deadline = time.monotonic() + order["seconds"] if order["seconds"] is not None else None
+    timed_out = False
+    pending = bytearray()
+    while True:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.register(0, select.POLLIN)
+        if pending:
+            poll.register(1, select.POLLOUT)
+        for output in outputs:
+            if output.open and len(pending) < PENDING:
+                poll.register(output.fd, select.POLLIN)
+        left = None if deadline is None or timed_out else max(0.0, deadline - time.monotonic())
+        ready = {fd for fd, _ in poll.poll(None if left is None else int(left * 1000) + 1)}
+        if 0 in ready and not os.read(0, BLOCK):
+            os.killpg(pid, signal.SIGKILL)
+            os._exit(0)
+        for output in outputs:
+            output.drain(pending)
+        if 1 in ready:
+            del pending[: os.write(1, pending)]
+        if ended in ready:
+            status = os.waitpid(pid, 0)[1]
+            flush(pending)
+            return status, timed_out
+        over = deadline is not None and not timed_out and time.monotonic() >= deadline
+        if over or (order["cut"] and outputs[0].truncated):
+            timed_out = timed_out or over
+            os.killpg(pid, signal.SIGKILL)
+
+
+def flush(pending: bytearray) -> None:
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    poll.register(0, select.POLLIN)
+    while pending:
+        ready = {fd for fd, _ in poll.poll()}
+        if 0 in ready and not os.read(0, BLOCK):
+            os._exit(0)
+        if 1 in ready:
+            del pending[: os.write(1, pending)]
+
+
+if __name__ == "__main__":
+    main()
