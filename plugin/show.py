@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from server.schemas.api import Point, RunStatus, RunSummary, StepForming
+from server.schemas.api import HarnessStatus, Point, RunStatus, RunSummary, StepForming
 from server.schemas.checks import CheckReport, Diagnosis, Level, Plan
 from server.schemas.states import Phase
 
@@ -64,8 +64,20 @@ def status(run: RunStatus) -> Iterator[str]:
         yield f"  now: {forming(run.forming)}"
     if run.outcomes:
         yield "  outcomes: " + ", ".join(f"{name} {count}" for name, count in sorted(run.outcomes.items()))
+    for row in run.harnesses:
+        yield f"  in {row.harness}: " + "; ".join(_in_harness(row))
     if run.problem:
         yield f"  problem: {run.problem}"
+
+
+def _in_harness(row: HarnessStatus) -> Iterator[str]:
+    yield f"{row.groups} groups, {row.trials} trials, {row.failed} failed"
+    for what, points in (("training", row.train_reward), ("held-out", row.held_out)):
+        if points:
+            yield f"{what} {points[0].value:.2f}" + (f" → {points[-1].value:.2f}" if len(points) > 1 else "")
+    if row.fidelity is not None:
+        yield f"log-probs differ by {row.fidelity:.1e}"
+    yield ", ".join(f"{name} {count}" for name, count in row.outcomes.items())
 
 
 def held_out(point: Point) -> str:

@@ -9,6 +9,7 @@ from ..db.models import EvaluationDone, Group, Metric, PlanRow, Run, StepDone, T
 from ..schemas.api import Point, RunStatus, RunSummary, StepForming, StepRow
 from ..schemas.runspec import RunSpec
 from ..schemas.states import Phase, RunState
+from .harnesses import harness_rows
 from .plans import trials_per_step
 from .stats import wilson
 
@@ -62,6 +63,7 @@ def run_status(session: Session, run_id: str) -> RunStatus | None:
         train_reward=train_points(session, run_id),
         held_out=held_out,
         outcomes=_outcomes(session, run_id),
+        harnesses=harness_rows(session, run_id),
         last_metrics=_last_metrics(session, run_id),
         last_event=run.last_event,
         problem=run.problem,

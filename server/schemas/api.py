@@ -77,6 +77,21 @@ class RunSummary(_Body):
     failed: int
 
 
+class HarnessStatus(_Body):
+    """One harness of a mixed run. `fidelity` (mean absolute difference of log-probabilities) and `turns` (mean) are of the last step."""
+
+    harness: str
+    groups: int
+    trials: int
+    failed: int
+    outcomes: dict[str, int]
+    """Termination of scored trials and cause of failed ones → count."""
+    train_reward: list[Point]
+    held_out: list[Point]
+    fidelity: float | None
+    turns: float | None
+
+
 class RunStatus(RunSummary):
     """What `/rl:status` shows."""
 
@@ -85,6 +100,8 @@ class RunStatus(RunSummary):
     train_reward: list[Point]
     held_out: list[Point]
     outcomes: dict[str, int]
+    harnesses: list[HarnessStatus] = Field(default_factory=list)
+    """Of a mixed run; empty when all trials ran in one harness."""
     last_metrics: dict[str, float]
     last_event: float | None
     problem: str = ""
