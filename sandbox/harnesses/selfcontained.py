@@ -26,10 +26,10 @@ from pathlib import Path
 PYTHON_HOME = ".python"
 """Below the tree of a Python harness, whose other files are what `import` sees."""
 _LEFT_OUT = {
-    *("site-packages", "dist-packages", "__pycache__", "sitecustomize.py", "usercustomize.py"),
+    *("site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"),
     *("test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo", "turtle.py", "ensurepip", "lib2to3", "pydoc_data"),
 }
-_NO_EXTENSION = re.compile(r"(_tkinter|_test\w*|_ctypes_test|_xx\w*|xx\w*|nis|config-)")
+_NO_EXTENSION = re.compile(r"(_tkinter|_test\w*|_ctypes_test|_xx\w*|xx\w*|nis)")
 _SCRIPT = """#!/bin/sh
 home=${{0%/bin/*}}
 exec "$home/lib/{loader}" --library-path "$home/lib" --argv0 "$0" "$home/bin/{program}" "$@"
@@ -84,7 +84,7 @@ def enclose(home: Path, name: str, program: Path, parts: Iterable[Path] = ()) ->
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
     extensions = {name for name in names if folder.endswith("lib-dynload") and _NO_EXTENSION.match(name)}
-    return {name for name in names if name in _LEFT_OUT or name.startswith("config-")} | extensions
+    return {name for name in names if name in _LEFT_OUT or name.startswith("config-") or ".opt-" in name} | extensions
 
 
 def _is_elf(path: Path) -> bool:

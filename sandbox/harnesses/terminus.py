@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from harbor.agents.terminus_2.terminus_2 import Terminus2
 
 _FREE_TOKENS = 8000
-"""Its own default: it summarises the conversation when fewer are left."""
+"""Its own default: it summarises the conversation when fewer are left.
+
+It counts with a tokenizer of its own and not by the proxy's `usage`, so the room for an answer is kept out of the window that it is told: a
+count that is too low by more than that ends in a request that the proxy refuses, which it answers by summarising too.
+"""
 
 
 class Terminus(HarnessAgent):
@@ -61,7 +65,8 @@ class Terminus(HarnessAgent):
         from harbor.agents.terminus_2.terminus_2 import Terminus2
 
         rollout = self.rollout
-        limits = {"max_input_tokens": rollout.context, "max_output_tokens": rollout.max_output_tokens}
+        window = max(rollout.context - rollout.max_output_tokens, rollout.context // 2)
+        limits = {"max_input_tokens": window, "max_output_tokens": rollout.max_output_tokens}
         costs = {"input_cost_per_token": 0.0, "output_cost_per_token": 0.0}
         self._inner = Terminus2(
             logs_dir=self.logs_dir,
@@ -69,7 +74,7 @@ class Terminus(HarnessAgent):
             api_base=rollout.proxy.url.rstrip("/") + "/v1",
             llm_kwargs={"api_key": rollout.proxy.key.get_secret_value()},
             model_info=limits | costs,
-            proactive_summarization_threshold=min(_FREE_TOKENS, rollout.context // 4),
+            proactive_summarization_threshold=min(_FREE_TOKENS, window // 4),
             record_terminal_session=False,
         )
         self._inner.options.llm_kwargs = None  # it has its model client now, and would write the key into its trajectory
