@@ -11,7 +11,7 @@ spool/              events not yet acknowledged by the server
 tasks/{split}/      generated Harbor task directories
 captures/           CaptureRecord (.json) and capture file (.npz, server.schemas.capturefile) per trial
 trials/             Harbor's own trial directories
-checkpoints/        global_step_N of verl, latest.json (CheckpointFile), final: the weights after the last step
+checkpoints/        global_step_N of verl, latest.json (CheckpointFile), best.json (BestFile), final: the weights after the last step
 ```
 """
 
@@ -71,6 +71,14 @@ class CheckpointFile(_File):
     unfinished: list[str] = []
 
 
+class BestFile(_File):
+    """`best.json`: the checkpoint whose held-out evaluation resolved the largest share of all its trials."""
+
+    step: int
+    resolved: int
+    total: int
+
+
 class RunDir:
     """Paths of one run. Construction does not touch the disk."""
 
@@ -88,6 +96,7 @@ class RunDir:
         self.trials = root / "trials"
         self.checkpoints = root / "checkpoints"
         self.latest_checkpoint = self.checkpoints / "latest.json"
+        self.best_checkpoint = self.checkpoints / "best.json"
 
     def load(self) -> RunFile:
         """The run file; raises FileNotFoundError when the directory is no run's."""

@@ -31,7 +31,7 @@ from server.schemas.events import (
 )
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
-from server.schemas.rundir import RunDir, RunFile, write_atomic
+from server.schemas.rundir import BestFile, RunDir, RunFile, write_atomic
 from server.schemas.runspec import (
     Admission,
     Algorithm,
@@ -53,6 +53,8 @@ from tests.trainer.support.fake_runner import Harness as Client
 from tests.trainer.support.fake_server import FakeServer
 from tests.trainer.support.tiny_policy import save_policy
 from trainer.capture.file import from_bytes
+from trainer.checkpoints.export import export
+from trainer.checkpoints.kept import read_best
 from trainer.launch import FINAL
 
 pytestmark = pytest.mark.slow
@@ -167,6 +169,9 @@ def test_two_steps_train_every_sampled_token_once(world: World, policy: Path) ->
     for step in of(bodies, StepBody):
         check_step(world, bodies, step)
     assert (world.run.checkpoints / "final" / "model.safetensors").is_file()
+    last = order[3]
+    assert isinstance(last, EvaluationBody) and read_best(world.run) == BestFile(step=2, resolved=last.resolved, total=4)
+    assert export(world.run.checkpoints / "final", policy, world.run.root / "exported").changed > 0
     assert "step 2/2" in output and "pearson 1.0000" in output
     assert tracked(world, "lego/trained_tokens") == [step.metrics["lego/trained_tokens"] for step in of(bodies, StepBody)]
 

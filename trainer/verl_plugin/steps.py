@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from verl.utils.debug import marked_timer
 
 from server.schemas.events import EvaluationBody
 from server.schemas.probes import TRAINED_WITH, TrainedWith
-from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
+from server.schemas.rundir import BestFile, CheckpointFile, RunDir, write_atomic
+from server.schemas.runspec import Kind
+from trainer.checkpoints.kept import forget_after, is_best, name_best, prune, weights
 from trainer.launch import PROGRESS_LOG
 from trainer.rollout.manager import Batch, RolloutManager
 from trainer.rollout.rows import PARTITION
@@ -53,6 +54,7 @@ class LegoSteps(PPOTrainer):
     def fit(self, agent_loop_manager: RolloutManager) -> None:
         self.agent_loop_manager = agent_loop_manager
         evaluated = agent_loop_manager.begin(self.global_steps)
+        forget_after(self._run, self.global_steps)
         try:
             if not evaluated:
                 self._validate()
@@ -66,10 +68,13 @@ class LegoSteps(PPOTrainer):
         self.logger.logger["lego"] = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
 
     def prepare_step(self) -> dict[str, Any]:
-        """Feed what the schedule wants; the order of the data is verl's."""
-        if wanted := self.agent_loop_manager.wanted(self.total_training_steps - self.global_steps + 1):
-            self.agent_loop_manager.generate_sequences(self._next_train_batch(wanted))
+        self._feed(self.total_training_steps - self.global_steps + 1)
         return {}
+
+    def _feed(self, batches: int) -> None:
+        """Give the schedule what it wants when `batches` are still to be taken; the order of the data is verl's."""
+        if wanted := self.agent_loop_manager.wanted(batches):
+            self.agent_loop_manager.generate_sequences(self._next_train_batch(wanted))
 
     def on_step_end(self) -> None:
         self.agent_loop_manager.announce(self.global_steps)
@@ -93,6 +98,7 @@ class LegoSteps(PPOTrainer):
             f"evaluation after step {self.global_steps}: {sum(rewards)} of {len(rollouts)} resolved"
             f"  {len(rollouts) - len(rewards)} failed  {seconds:.1f} s"
         )
+        self._keep_best(sum(rewards), len(rollouts))
         return {"val-core/lego/resolved": sum(rewards) / len(rollouts), "timing_s/evaluation": seconds}
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
@@ -102,8 +108,7 @@ class LegoSteps(PPOTrainer):
             check_failures(taken.played, f"step {self.global_steps}", self._spec.monitors.failed_share)
             self.on_sample_end()
         seed = self._spec.trainer.seed * 100_003 + self.global_steps
-        stale = self.agent_loop_manager.take_stale()
-        update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=stale)
+        update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=taken.stale)
         metrics.update(update.metrics)
         metrics.update(self.agent_loop_manager.metrics())
         batch = KVBatchMeta(partition_id=PARTITION, keys=taken.rows.keys, tags=taken.rows.tags)
@@ -130,14 +135,20 @@ class LegoSteps(PPOTrainer):
             run_id=self.config.trainer.experiment_name,
             step=self.global_steps,
         )
-        weights = self._run.checkpoints / f"global_step_{self.global_steps}" / "actor" / "huggingface"
-        write_atomic(weights / TRAINED_WITH, trained_with.model_dump_json(), mode=0o644)
+        write_atomic(weights(self._run, self.global_steps) / TRAINED_WITH, trained_with.model_dump_json(), mode=0o644)
         if checkpoint.every:
             latest = CheckpointFile(step=self.global_steps, metrics=self._metrics, unfinished=self.agent_loop_manager.unfinished)
             write_atomic(self._run.latest_checkpoint, latest.model_dump_json())
-            folders = sorted(self._run.checkpoints.glob("global_step_*"), key=lambda folder: int(folder.name.rpartition("_")[2]))
-            for folder in folders[: -checkpoint.keep]:
-                shutil.rmtree(folder)
+            prune(self._run, checkpoint.keep)
+
+    def _keep_best(self, resolved: int, total: int) -> None:
+        """Name the present weights the best ones when they are; they are saved when they were not yet."""
+        step = self.global_steps
+        if self._spec.kind is not Kind.TRAIN or step == 0 or not is_best(self._run, resolved, total):
+            return
+        if not weights(self._run, step).is_dir():
+            self._save_checkpoint()
+        name_best(self._run, BestFile(step=step, resolved=resolved, total=total))
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
