@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from pydantic import SecretStr
 
-from sandbox.environments.backend import Sandbox
+from sandbox.environments.backend import Backend, Sandbox
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.sandbox import Sandbox as NamespaceSandbox
 from sandbox.runner.drive import Attempt, Room
@@ -56,7 +56,7 @@ class Played:
 @dataclass(frozen=True)
 class Stage:
     room: Room
-    host: Host
+    host: Backend
 
     async def play(
         self, harness: str, voices: Sequence[Voice], trial_id: str = "trial", max_turns: int = MAX_TURNS, **budgets: float
@@ -72,8 +72,9 @@ class Stage:
             max_turns=max_turns,
             voices=list(voices),
         )
-        watch, clock = Watch(psutil.Process(self.host.pid)), _Clock()
-        self.room.launchers[harness].watch = watch
+        # Only a sandbox that lives on this machine can be looked into from it.
+        watch, clock = Watch(psutil.Process(self.host.pid) if isinstance(self.host, Host) else None), _Clock()
+        self.room.launchers[harness].watch = watch if watch.host else None
         async with scripted_proxy(order) as proxy:
             document: dict[str, Any] = {"trial_id": trial_id, "task": self.room.index[TRAIN][0], "harness": harness, "budgets": budgets}
             attempt = Attempt(self.room, TrialRequest.model_validate(document | {"proxy": proxy.endpoint}), trial_id, clock)
@@ -92,14 +93,16 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(harnesses: Sequence[Harness], store: Store, context: int = CONTEXT, **limits: int) -> AsyncIterator[Stage]:
-    """A room with one task and these harnesses. `limits` are those of a sandbox. Raises NotReady."""
+async def stage(
+    harnesses: Sequence[Harness], store: Store, context: int = CONTEXT, sandbox: Mapping[str, Any] | None = None, **limits: int
+) -> AsyncIterator[Stage]:
+    """A room with one task and these harnesses. `sandbox` is more of that section, `limits` are a sandbox's. Raises NotReady."""
     spec = RunSpec.model_validate(
         {
             "model": {"path": "builtin:none", "context": context},
             "harnesses": [harness.model_dump() for harness in harnesses],
             "data": {"family": "onebug", "train_tasks": 1, "held_out_tasks": 1},
-            "sandbox": {"limits": {"memory_mb": 2048, "processes": 256, "cpu_s": 120, "disk_mb": 512} | limits},
+            "sandbox": {**(sandbox or {}), "limits": {"memory_mb": 2048, "processes": 256, "cpu_s": 120, "disk_mb": 512} | limits},
             "rollout": {"max_new_tokens": MAX_OUTPUT},
         }
     )
@@ -107,7 +110,6 @@ async def stage(harnesses: Sequence[Harness], store: Store, context: int = CONTE
         root = Path(scratch)
         (root / "trials").mkdir()
         async with open_room(spec, store, root / "tasks", root / "trials", root / "sandboxes") as (room, host):
-            assert isinstance(host, Host)  # noqa: S101 -- the spec above names it
             yield Stage(room, host)
 
 
@@ -115,7 +117,7 @@ async def stage(harnesses: Sequence[Harness], store: Store, context: int = CONTE
 class Watch:
     """What the host sees while the harness runs: names that are looked up, and the peak of the largest process, in bytes."""
 
-    host: psutil.Process
+    host: psutil.Process | None
     names: set[str] = field(default_factory=set)
     peak: int = 0
 
@@ -131,7 +133,7 @@ class Watch:
 
     async def _look(self) -> None:
         while True:
-            for process in self.host.children(recursive=True):
+            for process in self.host.children(recursive=True) if self.host else ():
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     status = Path(f"/proc/{process.pid}/status").read_text()  # noqa: ASYNC240 -- no disk behind it
                     self.peak = max(self.peak, int(status.partition("VmHWM:")[2].split()[0]) << 10)
