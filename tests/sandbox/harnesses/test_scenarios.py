@@ -68,3 +68,30 @@ def test_terminus_2_speaks_text_alone() -> None:
     assert {role for turn in turns for role, _ in turn.context} == {"user"}
     assert not any(turn.tool_calls for turn in turns) and not run.end.record.unknown_fields
     assert [branch.branch_class for branch in run.end.record.branches] == [BranchClass.POLICY]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "context"),
+    [
+        pytest.param(4, 40_000, id="before the window is full, by its own count"),
+        pytest.param(2, 20_000, id="when the proxy refuses a request"),
+    ],
+)
+def test_terminus_2_summarises_in_three_calls_and_goes_on(outputs: int, context: int) -> None:
+    """A summary, questions by an agent that knows nothing else, and answers behind the summary: two branches beside the policy's."""
+    main, wide = repair_voice("terminus-2", task()), HANDS["terminus-2"].run("echo $(seq 1 1800)")
+    main = main.model_copy(update={"turns": [main.turns[0], *[wide] * outputs, *main.turns[1:]]})
+    answers, summary, questions = (
+        Voice(name=name, says=[says], unless=unless, turns=[ScriptedTurn(text=text)])
+        for name, says, unless, text in (
+            ("answers", "The next agent has a few questions for you", [], "ANSWERS: nothing was changed, the repair is left to do."),
+            ("summary", "You are about to hand off your work", [], "SUMMARY: one bug in one file, which was not read yet."),
+            ("questions", "Please begin by asking", ["Here are the answers"], "QUESTIONS: which function is wrong, and is it saved?"),
+        )
+    )
+    run = played("terminus-2", [answers, summary, questions, main], context)
+    solved(run)
+    assert (run.end.spoken["summary"], run.end.spoken["questions"], run.end.spoken["answers"]) == (1, 1, 1)
+    told = [(str(branch.reason), str(branch.branch_class)) for branch in run.end.record.branches]
+    assert told == [("root", "policy"), ("summary", "summary"), ("summary", "summary"), ("compaction", "policy")]
+    assert all(branch.tokens <= context for branch in run.end.record.branches)
