@@ -54,10 +54,11 @@ class PlayedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a step trains, and the names of its rows in the TransferQueue."""
+    """What a step trains, the names of its rows in the TransferQueue, and the groups that became too old for any step, as far as played."""
 
     played: list[PlayedGroup]
     rows: Rows
+    stale: list[PlayedGroup]
 
 
 class RolloutManager:
@@ -77,8 +78,6 @@ class RolloutManager:
         """The step of the first prompt that this start of the trainer feeds, and how many it has fed."""
         self._names: Counter[tuple[int, str]] = Counter()
         self._rows: dict[str, Rows] = {}
-        self._stale: list[Prompt[Member, Rollout]] = []
-        """Dropped since the last step."""
         run.captures.mkdir(exist_ok=True)
         self._room, self._proxy = self._call(self._open(run, file.runner_token, VerlEngine(llm_client, self.spec.rollout.routing), model))
         self._slots, self._schedule = self._call(self._begin_schedule())
@@ -117,9 +116,9 @@ class RolloutManager:
         """verl's contract: start these prompts; does not wait."""
         self.feed(list(prompts["task"]))
 
-    def wanted(self, steps: int) -> int:
-        """How many prompts the step that is about to begin feeds; `steps` are left, this one included."""
-        return self._schedule.wanted(steps)
+    def wanted(self, batches: int) -> int:
+        """How many prompts to feed now, when as many batches are still to be taken in the run."""
+        return self._schedule.wanted(batches)
 
     def feed(self, tasks: Sequence[str]) -> None:
         """Start one prompt for each task. Groups carry the step that the order of the data puts them into."""
@@ -133,24 +132,24 @@ class RolloutManager:
     def finish_step(self) -> Batch:
         """Wait for a batch. Its rows are in the TransferQueue."""
         taken = self._call(self._schedule.take())
-        played = [group for prompt in taken for group in played_groups(prompt)]
+        late = self._schedule.take_late()
+        discard([key for prompt in late if prompt.name in self._rows for key in self._rows.pop(prompt.name).keys])
         rows = [self._rows.pop(prompt.name) for prompt in taken]
-        return Batch(played, Rows([key for part in rows for key in part.keys], [tag for part in rows for tag in part.tags]))
+        names = Rows([key for part in rows for key in part.keys], [tag for part in rows for tag in part.tags])
+        played, stale = ([group for prompt in prompts for group in played_groups(prompt)] for prompts in (taken, late))
+        return Batch(played, names, stale)
 
     def announce(self, version: int) -> None:
         """The engine is about to have the weights of `version`."""
         self._loop.call_soon_threadsafe(self._proxy.set_version, version)
 
     def advance(self, version: int) -> None:
-        """The engine has them. What is too old to be trained on them is dropped; `take_stale` tells."""
-        late = self._call(self._schedule.advance(version))
-        self._stale += late
-        discard([key for prompt in late if prompt.name in self._rows for key in self._rows.pop(prompt.name).keys])
+        """The engine has them."""
 
-    def take_stale(self) -> list[PlayedGroup]:
-        """Groups that were dropped since the last call, with the rollouts that had ended."""
-        stale, self._stale = self._stale, []
-        return [group for prompt in stale for group in played_groups(prompt)]
+        async def note() -> None:
+            self._schedule.version = version
+
+        self._call(note())
 
     @property
     def unfinished(self) -> list[str]:
@@ -188,7 +187,9 @@ class RolloutManager:
         from trainer.proxy.rendering import Rendering
         from trainer.proxy.service import Proxy
 
-        rendering = Rendering.load(model, thinking=self.spec.model.thinking, history=self.spec.capture.history)
+        rendering = Rendering.load(
+            model, family=self.spec.model.renderer, thinking=self.spec.model.thinking, history=self.spec.capture.history
+        )
         proxy = Proxy(engine, rendering, admission=gate_rule(self.spec.rollout.admission))
         await proxy.start("127.0.0.1", 0)
         runner = RunnerClient(run.runner_file, token)

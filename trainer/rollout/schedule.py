@@ -3,10 +3,10 @@
 Versions count weight updates. A step that trains on weights v may take a prompt whose first rollout began under v - `staleness` or later.
 Two rules give that without a wait for the slowest:
 
-* At the start of a step, prompts are fed until `staleness` + 1 batches of them are neither trained nor dropped. In the order in which they
-  were fed, a finished prompt is always taken in time.
-* A step takes the finished prompts that were fed first. One that is still unfinished when its last step has gone by is dropped: it was
-  slower than `staleness` + 1 whole updates. The next step feeds another in its place.
+* At the start of a step, prompts are fed until `staleness` + 1 batches of them are under way or finished. In the order in which they were
+  fed, a finished prompt is then always taken in time.
+* A step takes the finished prompts that were fed first. One that is unfinished when the last step that may train it takes its batch is
+  dropped, and the next step feeds another in its place: nothing waits for the slowest.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ class Schedule[M, R]:
         self._batch, self._staleness = batch, staleness
         self._prompts: list[Prompt[M, R]] = []
         self._news = asyncio.Event()
+        self._late: list[Prompt[M, R]] = []
         self.version = version
+        """Of the engine's weights; set it when it has new ones."""
 
     @property
     def outstanding(self) -> list[Prompt[M, R]]:
         """Neither trained nor dropped, in the order in which they were fed."""
         return list(self._prompts)
 
-    def wanted(self, steps: int) -> int:
-        """How many prompts the step that is about to begin feeds; `steps` are left, this one included."""
-        return max(0, min(self._staleness + 1, steps) * self._batch - len(self._prompts))
+    def wanted(self, batches: int) -> int:
+        """How many prompts to feed now, when as many batches are still to be taken in the run."""
+        return max(0, min(self._staleness + 1, batches) * self._batch - len(self._prompts))
 
     def feed(self, prompts: Iterable[tuple[str, Sequence[M]]]) -> None:
         """Start prompts, given as (name, members), behind those that were fed before."""
@@ -77,7 +79,10 @@ class Schedule[M, R]:
             self._prompts.append(prompt)
 
     async def take(self) -> list[Prompt[M, R]]:
-        """A batch of finished prompts for a step on the present weights. Raises what a rollout raised."""
+        """A batch of finished prompts for a step on the present weights. Raises what a rollout raised.
+
+        What would be too old for the next step is dropped (`take_late`).
+        """
         while True:
             self._news.clear()
             finished = [prompt for prompt in self._prompts if prompt.finished]
@@ -87,15 +92,16 @@ class Schedule[M, R]:
             if len(finished) >= self._batch:
                 taken = finished[: self._batch]
                 self._prompts = [prompt for prompt in self._prompts if prompt not in taken]
+                oldest = self.version + 1 - self._staleness
+                late = [prompt for prompt in self._prompts if prompt.begun is not None and prompt.begun < oldest]
+                await self._drop(late, f"stale: unfinished when the last batch was taken that may hold what began before version {oldest}")
+                self._late += late
                 return taken
             await self._news.wait()
 
-    async def advance(self, version: int) -> list[Prompt[M, R]]:
-        """The engine has the weights of `version`. Returns the prompts that are too old for a step on them, with their rollouts ended."""
-        self.version = version
-        oldest = version - self._staleness
-        late = [prompt for prompt in self._prompts if prompt.begun is not None and prompt.begun < oldest]
-        await self._drop(late, f"stale: unfinished at version {version}, whose step takes what began under version {oldest} or later")
+    def take_late(self) -> list[Prompt[M, R]]:
+        """Prompts that were dropped since the last call, with the rollouts of them that had ended."""
+        late, self._late = self._late, []
         return late
 
     async def close(self) -> None:

@@ -26,6 +26,10 @@ class LegoAsync(LegoSteps, PPOTrainerSeparateAsync):
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
 
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self._feed(self.total_training_steps - self.global_steps)  # before an evaluation, which would leave places empty at its end
+
     def get_llm_client(self) -> Any:
         """verl's plain client: our proxy goes on behind an interrupted turn by itself, and knows which version sampled what."""
         return self.standalone_server_manager.get_client()

@@ -1,0 +1,1 @@
+"""The schedules compared over simulated trials."""
