@@ -10,6 +10,7 @@ Credentials come from a kubeconfig or the pod's service account and stay in the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -174,12 +175,12 @@ class Api:
             response = await self._client.call_api(*request, _request_timeout=seconds + _REQUEST_S)
             if response.status != 200:
                 raise refused(f"watch {kind}", response.status, (await response.read()).decode(errors="replace"))
-            content = response.response.content
-            while line := await content.readline():
-                event: Object = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise refused(f"watch {kind}", int(event["object"].get("code", 500)), json.dumps(event["object"]))
-                yield event
+            with contextlib.closing(response.response) as answer:
+                while line := await answer.content.readline():
+                    event: Object = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise refused(f"watch {kind}", int(event["object"].get("code", 500)), json.dumps(event["object"]))
+                    yield event
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise Busy(f"watch {kind}: the connection to the API server broke: {type(error).__name__}") from error
 

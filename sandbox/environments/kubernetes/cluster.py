@@ -109,7 +109,7 @@ class Cluster:
         if image is None:
             raise ImageError("a pod needs an image: set sandbox.image, or docker_image in [environment] of the task's task.toml")
         name = self.owner.new_name()
-        sandbox = PodSandbox(self, name, manifest.new_uid(), spec)
+        sandbox = PodSandbox(self, name, manifest.uid_of(name), spec)
         role = role or ("verifier" if spec.grading else "agent")
         body = manifest.pod(name, self.owner, spec, self.settings, manifest.mirrored(image, self.settings.mirrors), self.python, role)
         async with self._starting:

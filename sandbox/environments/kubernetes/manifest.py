@@ -27,8 +27,6 @@ OURS = f"{MANAGED_BY}={MANAGER}"
 CONTAINER = "main"
 ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 """What our own processes in a container need: to own what the agent must not write, and to become the agent or end it. Agents have none."""
-_OWN_MEMORY_MB = 64
-"""For process 1 and the watchdog of each command."""
 _FIRST_UID, _UIDS = 1 << 20, 1 << 29
 _SCRATCH = ("/home/agent", "/tmp")  # noqa: S108 -- in the pod
 # Process 1 belongs to root, takes no signal from anybody in the pod but the one that ends it, and leaves no zombie.
@@ -65,9 +63,9 @@ class Owner:
         return f"lego-{self.name}-{secrets.token_hex(5)}"
 
 
-def new_uid() -> int:
-    """A user of one pod alone: the kernel counts processes per user of a node, so a shared one would share the limit too."""
-    return _FIRST_UID + secrets.randbelow(_UIDS)
+def uid_of(name: str) -> int:
+    """The agent's user in a pod, of that pod alone: the kernel counts processes per user of a node, so who shares one shares the limit."""
+    return _FIRST_UID + int(name.rpartition("-")[2], 16) % _UIDS
 
 
 def mirrored(image: str, mirrors: dict[str, str]) -> str:
@@ -113,7 +111,6 @@ def pod(name: str, owner: Owner, spec: SandboxSpec, settings: Kubernetes, image:
     for number, path in enumerate(scratch):
         volumes.append({"name": f"scratch-{number}", "emptyDir": {"medium": "Memory", "sizeLimit": f"{limits.disk_mb}Mi"}})
         mounts.append({"name": f"scratch-{number}", "mountPath": path})
-    memory = limits.memory_mb + _OWN_MEMORY_MB
     disk = limits.disk_mb + (settings.runtime.size_mb if init else 0)
     container = {
         "name": CONTAINER,
@@ -122,10 +119,10 @@ def pod(name: str, owner: Owner, spec: SandboxSpec, settings: Kubernetes, image:
         "command": [python, "-I", "-S", "-B", "-c", _PROCESS_ONE],
         "workingDir": "/",
         "resources": {
-            "limits": {"cpu": _cpus(settings.cpus), "memory": f"{memory}Mi", "ephemeral-storage": f"{disk}Mi"},
+            "limits": {"cpu": _cpus(settings.cpus), "memory": f"{limits.memory_mb}Mi", "ephemeral-storage": f"{disk}Mi"},
             "requests": {
                 "cpu": _cpus(min(settings.cpu_request, settings.cpus)),
-                "memory": f"{min(settings.memory_request_mb or memory, memory)}Mi",
+                "memory": f"{min(settings.memory_request_mb or limits.memory_mb, limits.memory_mb)}Mi",
                 "ephemeral-storage": f"{disk}Mi",
             },
         },

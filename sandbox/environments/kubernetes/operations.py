@@ -182,7 +182,7 @@ def stop(request: Request, become: Become) -> dict[str, Any]:
 
 def kill(request: Request, become: Become) -> dict[str, Any]:
     """SIGKILL to everything but process 1 and ourselves: one system call, which no fork can run away from."""
-    at_limit = not can_fork(request, become)
+    counted = usage(request, become)
     left: list[int] = []
     for _ in range(500):
         try:
@@ -193,7 +193,7 @@ def kill(request: Request, become: Become) -> dict[str, Any]:
         if not left:
             break
         time.sleep(0.01)
-    return usage(request, become) | {"at_process_limit": at_limit, "left": len(left)}
+    return counted | {"left": len(left)}
 
 
 def can_fork(request: Request, become: Become) -> bool:
@@ -202,8 +202,6 @@ def can_fork(request: Request, become: Become) -> bool:
     if pid == 0:
         try:
             become(request)
-            if os.fork() == 0:
-                os._exit(0)
         except OSError as error:
             os._exit(1 if error.errno == errno.EAGAIN else 0)
         os._exit(0)
@@ -219,18 +217,26 @@ def alive(pid: int) -> bool:
 
 
 def usage(request: Request, become: Become) -> dict[str, Any]:
-    """From the container's own cgroup, version 2 or 1; what cannot be read is 0."""
+    """From the container's own cgroup, version 2 or 1; what cannot be read is 0. Disk counts if the work directory has one of its own."""
     oom = numbers("/sys/fs/cgroup/memory.events") or numbers("/sys/fs/cgroup/memory/memory.oom_control")
     pids = numbers("/sys/fs/cgroup/pids.events") or numbers("/sys/fs/cgroup/pids/pids.events")
     disk = os.statvfs(request["path"])
+    own = disk.f_blocks * disk.f_frsize <= 2 * request["disk"]
     return {
-        "cpu_s": numbers("/sys/fs/cgroup/cpu.stat").get("usage_usec", 0) / 1e6 or number("/sys/fs/cgroup/cpuacct/cpuacct.usage") / 1e9,
+        "cpu_s": cpu_used(),
         "memory_peak": number("/sys/fs/cgroup/memory.peak") or number("/sys/fs/cgroup/memory/memory.max_usage_in_bytes"),
         "out_of_memory": oom.get("oom_kill", 0),
         "process_limit_hits": pids.get("max", 0),
-        "disk_used": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
-        "disk_full": disk.f_bavail == 0,
+        "at_process_limit": not can_fork(request, become),
+        "disk_used": (disk.f_blocks - disk.f_bfree) * disk.f_frsize if own else 0,
+        # A program that met the full disk may have removed some of its own files since: within a hundredth is full.
+        "disk_full": own and (disk.f_bavail * 100 < disk.f_blocks or disk.f_favail * 100 < disk.f_files),
     }
+
+
+def cpu_used() -> float:
+    """Seconds, of all processes of the container that ever were."""
+    return numbers("/sys/fs/cgroup/cpu.stat").get("usage_usec", 0) / 1e6 or number("/sys/fs/cgroup/cpuacct/cpuacct.usage") / 1e9
 
 
 def pids_limit() -> int | None:

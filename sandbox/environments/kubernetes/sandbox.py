@@ -80,13 +80,19 @@ class PodSandbox:
     async def _command(self, request: Object, user: User, timeout_s: float | None, data: bytes, cwd: str = "/") -> Answer:
         number = f"{next(self._numbers)}"
         identity = {"uid": self.uid, "rlimits": self._rlimits()} if user == "agent" else {"uid": 0}
+        if not self._killed:
+            identity |= {"cpu_s": self.spec.limits.cpu_s}
         whole = {**request, **identity, "id": number, "state": STATE, "cwd": cwd, "timeout_s": timeout_s}
         try:
-            return await self._ask(whole, data, None if timeout_s is None else timeout_s + _GRACE_S)
+            answer = await self._ask(whole, data, None if timeout_s is None else timeout_s + _GRACE_S)
         except asyncio.CancelledError:
             with contextlib.suppress(SandboxError):  # a pod that is gone has no process to stop
                 await self._ask({"op": "stop", "target": number, "state": STATE}, seconds=_ASK_S)
             raise
+        if answer.end and answer.end["out_of_cpu"]:
+            self._killed = True
+            raise SandboxLost(f"the sandbox used more CPU than its {self.spec.limits.cpu_s} s; everything in it was ended")
+        return answer
 
     def _rlimits(self) -> dict[str, int]:
         limits = self.spec.limits
@@ -220,12 +226,11 @@ class PodSandbox:
         end = self._end()
         if end is None and not self._destroyed:
             with contextlib.suppress(SandboxLost):
-                answer = await self._ask({"op": "usage", "path": self.spec.workdir})
+                answer = await self._ask({"op": "usage", **self._look()})
                 self._counted = {**self._counted, **(answer.end or {})}
             end = self._end()
         counted, limits = self._counted, self.spec.limits
         cpu_s = float(counted.get("cpu_s", 0))
-        memory = self._cluster.settings.memory_volumes
         return UsageReport(
             running=end is None and not self._killed,
             cpu_s=cpu_s,
@@ -233,18 +238,27 @@ class PodSandbox:
             memory_peak=int(counted.get("memory_peak", 0)),
             out_of_memory=max(int(counted.get("out_of_memory", 0)), int(end is not None and end.out_of_memory)),
             process_limit_hits=max(int(counted.get("process_limit_hits", 0)), int(self._crowded or counted.get("at_process_limit", False))),
-            disk_used=int(counted.get("disk_used", 0)) if memory else 0,
-            disk_full=(end is not None and end.disk_full) or (memory and bool(counted.get("disk_full"))),
+            disk_used=int(counted.get("disk_used", 0)),
+            disk_full=(end is not None and end.disk_full) or bool(counted.get("disk_full")),
         )
+
+    def _look(self) -> dict[str, Any]:
+        """What `operations.usage` has to know."""
+        return {
+            "uid": self.uid,
+            "rlimits": self._rlimits(),
+            "cwd": "/",
+            "path": self.spec.workdir,
+            "disk": self.spec.limits.disk_mb << 20,
+        }
 
     async def kill(self) -> None:
         """See `backend.Sandbox`. A pod that has ended has nothing left to kill; one that cannot be emptied is ended."""
         await self.close_gate()
         self._killed = True
-        request = {"op": "kill", "uid": self.uid, "rlimits": self._rlimits(), "cwd": "/", "path": self.spec.workdir}
         for _ in range(_KILL_TRIES):
             try:
-                answer = await self._ask(request)
+                answer = await self._ask({"op": "kill", **self._look()})
             except SandboxLost:
                 return
             except SandboxError as error:

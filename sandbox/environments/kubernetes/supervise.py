@@ -23,6 +23,7 @@ from typing import Any
 Request = dict[str, Any]
 STDOUT, STDERR, END, BEAT = 1, 2, 3, 4
 BEAT_S = 10
+LOOK_S = 1
 INPUT_S = 120
 """A host that does not send what it announced is gone."""
 BLOCK = 1 << 16
@@ -35,11 +36,11 @@ def main(operations: dict[str, Any], transfer: str) -> None:
     signal.alarm(0)
     name = request["op"]
     if name == "exec":
-        Command(request, lambda: execute(request["argv"], request["env"])).run()
+        Command(request, lambda: execute(request["argv"], request["env"]), operations["cpu_used"]).run()
     elif name in operations["CHILDREN"]:
         tools: dict[str, Any] = {"__name__": "transfer"}
         exec(compile(transfer, "transfer.py", "exec"), tools)  # before the child changes its user: nothing is imported after that
-        Command(request, lambda: operations["CHILDREN"][name](request, tools)).run()
+        Command(request, lambda: operations["CHILDREN"][name](request, tools), operations["cpu_used"]).run()
     else:
         try:
             answer = operations["ANSWERS"][name](request, become)
@@ -70,15 +71,15 @@ class Command:
     `limits` of the request bounds the two outputs, in bytes; with `cut` the child is ended at the limit, without it goes on unheard.
     """
 
-    def __init__(self, request: Request, body: Callable[[], None]) -> None:
-        self.request, self.body = request, body
+    def __init__(self, request: Request, body: Callable[[], None], cpu_used: Callable[[], float]) -> None:
+        self.request, self.body, self.cpu_used = request, body, cpu_used
         self.child = 0
         self.input_left: int = request.get("input", 0)
         self.room: dict[int, int] = {STDOUT: request["limits"][0], STDERR: request["limits"][1]}
         self.outputs: dict[int, int] = {}
         self.feed: int | None = None
         self.pending = b""
-        self.timed_out = self.truncated = self.stopped = False
+        self.timed_out = self.truncated = self.stopped = self.out_of_cpu = False
 
     def run(self) -> None:
         woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,7 +107,7 @@ class Command:
             status = self.watch(woken)
         finally:
             os.unlink(path)
-        end = {"status": status, "timed_out": self.timed_out, "truncated": self.truncated, "stopped": self.stopped}
+        end = {name: getattr(self, name) for name in ("timed_out", "truncated", "stopped", "out_of_cpu")} | {"status": status}
         os.set_blocking(failures, False)
         try:
             end |= json.loads(os.read(failures, 4096) or b"{}")
@@ -129,7 +130,9 @@ class Command:
             os._exit(0)
         except OSError as error:
             if error.errno == errno.EAGAIN:
-                os.write(3, json.dumps({"errno": error.errno, "error": "the sandbox is at its limit of processes"}).encode())
+                os.write(
+                    3, json.dumps({"errno": error.errno, "error": f"the sandbox is at its limit of processes: {error.strerror}"}).encode()
+                )
             os.write(2, f"{error.strerror}: {error.filename or ''}\n".encode())
         except BaseException as error:
             os.write(2, f"{error!r}\n".encode())
@@ -139,7 +142,7 @@ class Command:
         """Until the child is gone; its wait status. What the child's children hold open afterwards does not count."""
         seconds = self.request.get("timeout_s")
         end = None if seconds is None else time.monotonic() + seconds
-        beat = time.monotonic() + BEAT_S
+        beat, look = time.monotonic() + BEAT_S, time.monotonic() + LOOK_S
         while True:
             now = time.monotonic()
             if end is not None and now >= end:
@@ -148,7 +151,10 @@ class Command:
             if now >= beat:
                 frame(BEAT, b"")
                 beat = now + BEAT_S
-            for fd in self.ready(woken, min(beat, end if end is not None else beat) - now):
+            if now >= look:
+                self.out_of_cpu = self.out_of_cpu or self.over_cpu()
+                look = now + LOOK_S
+            for fd in self.ready(woken, min(beat, look, end if end is not None else beat) - now):
                 if fd == woken:
                     os.read(woken, 4096)
                 elif fd == 0:
@@ -227,6 +233,16 @@ class Command:
                 if fd not in self.outputs:
                     break
 
+    def over_cpu(self) -> bool:
+        """Whether the sandbox as a whole has used the CPU that it may; then everything in it ends."""
+        if self.request.get("cpu_s") is None or self.cpu_used() <= self.request["cpu_s"]:
+            return False
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        return True
+
     def kill(self) -> None:
         try:
             os.killpg(self.child, signal.SIGKILL)
@@ -252,6 +268,11 @@ def become(request: Request) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+        # The kernel counts a process that changes its user without asking; a sandbox that has no room for another one says so here.
+        probe = os.fork()
+        if probe == 0:
+            os._exit(0)
+        os.waitpid(probe, 0)
     os.chdir(request["cwd"])
 
 

@@ -15,6 +15,7 @@ import psutil
 from aiohttp import WSMsgType, web
 
 from sandbox.environments.errors import SandboxError
+from sandbox.environments.kubernetes.manifest import uid_of
 from sandbox.environments.namespace.gate import Gate
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.sandbox import Sandbox
@@ -52,6 +53,7 @@ class Node:
         self._host, self._root, self._images, self._store, self._faults = host, root, images, store, faults
         self.enforce = enforce
         self.containers: dict[str, Container] = {}
+        self._counting: asyncio.Task[None] | None = None
         self.pulled: list[str] = []
         self.pulling = 0
         self.most_pulling = 0
@@ -116,7 +118,8 @@ class Node:
     def _spec(self, pod: Object, copied: Path | None) -> SandboxSpec:
         container = pod["spec"]["containers"][0]
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
-        mounts, directories = [RoMount(self._cgroup(pod["metadata"]["name"]), "/sys/fs/cgroup")], []
+        name = pod["metadata"]["name"]
+        mounts, directories = [RoMount(self._cgroup(name), "/sys/fs/cgroup"), RoMount(self._users(name), "/etc/passwd")], []
         for mount in container.get("volumeMounts", []):
             volume = volumes[mount["name"]]
             if "hostPath" in volume:
@@ -130,6 +133,12 @@ class Node:
             else:
                 directories.append(Directory(mount["mountPath"], "root"))
         return SandboxSpec(workdir="/pod", mounts=tuple(mounts), directories=tuple(directories), limits=_limits(container))
+
+    def _users(self, name: str) -> Path:
+        """These sandboxes keep their own /etc/passwd read-only, so what a runner would write there is there from the beginning."""
+        path = self._root / name / "passwd"
+        path.write_text(f"root:x:0:0::/root:/bin/sh\nagent:x:{uid_of(name)}:{uid_of(name)}::/home/agent:/bin/sh\n")
+        return path
 
     def _cgroup(self, name: str) -> Path:
         path = self._root / name / "cgroup"
@@ -166,6 +175,8 @@ class Node:
             self._say(pod, phase, podIP="127.0.0.1", containerStatuses=[status])
 
     async def stop(self) -> None:
+        if self._counting is not None:
+            self._counting.cancel()
         for name in list(self.containers):
             await self.end(name)
 
@@ -202,6 +213,7 @@ class Node:
     async def exec(self, name: str, command: list[str], client: web.WebSocketResponse) -> None:
         """`v4.channel.k8s.io`: no end of input, a status at the end, and a process that does not care whether anybody listens."""
         container = self.containers[name]
+        self._counting = self._counting or asyncio.create_task(self._count_all())
         await self.apply_policies()
         await self._count(container)
         drop = self._faults.drop_execs > 0
@@ -235,6 +247,12 @@ class Node:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await client.close()
+
+    async def _count_all(self) -> None:
+        while True:
+            for container in list(self.containers.values()):
+                await self._count(container)
+            await asyncio.sleep(0.5)
 
     async def _count(self, container: Container) -> None:
         """What the pod's own cgroup files say."""
