@@ -112,7 +112,7 @@ def _in_workspace(plan: Plan, target: str) -> bool:
 def _mount_read_only(source: str, target: str) -> None:
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
-    else:
+    elif not os.path.isfile(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _write(target, "")
     kernel.bind(source, target, _READ_ONLY)
