@@ -78,6 +78,8 @@ class Grader(BaseVerifier):
         except hidden.NoTests as error:
             return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
         verdict = await self._tried_twice(diff, checks["tests"] or "", self._seconds)
+        if verdict.killed:
+            verdict = verdict.model_copy(update={"grade": Grade.TAMPERED})
         for left, variant in zip(range(len(_TWINS), 0, -1), _TWINS, strict=True):
             text = checks[variant]
             if verdict.grade is not Grade.PASSED or text is None:

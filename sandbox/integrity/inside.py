@@ -17,6 +17,8 @@ import os
 import sys
 
 LENGTH = 8
+KILLED = 98
+"""Exit status of a check whose graded process was ended by SIGKILL: it may have been the machine, so it is graded again."""
 TAMPERED = 99
 """Exit status of a check that saw its own machinery lie, see `run_tests.py`. Graded code can bring it about, to its own cost."""
 
@@ -51,7 +53,7 @@ def main() -> None:
     if os.WIFSTOPPED(status) or os.waitstatus_to_exitcode(status) == TAMPERED:
         os.write(1, b"tampered\n")
         return
-    if os.waitstatus_to_exitcode(status) == -9:
+    if os.waitstatus_to_exitcode(status) in (-9, KILLED):
         os.write(1, b"killed\n")
         return
     os.set_blocking(news_reader, False)  # a process that graded code left behind may hold the other end

@@ -4,7 +4,7 @@ The graded code is imported by the pytest process, so whatever that process says
 its report is believed only when it is complete, names every test once, and tells the truth about two tests of its own (`sentinels`), one
 that must pass and one that must fail. The twins of `hidden.py` run by the same program with `expect` = `failed`.
 
-Exit status: 0 as expected, 1 not, 99 when the report cannot be true.
+Exit status: 0 as expected, 1 not, 98 when pytest was killed, 99 when the report cannot be true.
 """
 
 import os
@@ -48,7 +48,7 @@ def run(plan: dict[str, Any]) -> tuple[int, list[str]]:
     names = sorted(f"{plan['directory']}/{name}" for name in plan["run"])
     # A relative `pythonpath` would be taken from the directory of the configuration file. Code that cannot be imported fails its own
     # tests; without the last option it would silence the others, too, and look like a lie.
-    arguments = ["-c", "/dev/null", "--rootdir=.", "-o", f"pythonpath={shlex.quote(os.getcwd())}", "-p", "no:cacheprovider"]
+    arguments = ["-c", "/dev/null", "--rootdir=.", "-o", f"pythonpath={shlex.quote(str(Path.cwd()))}", "-p", "no:cacheprovider"]
     arguments += ["-q", "--color=no", "--tb=line", "--continue-on-collection-errors", *names]
     command = [sys.executable, "-I", "-B", "-c", PYTEST, plan["pytest"], *arguments]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "LANG": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -63,6 +63,8 @@ def run(plan: dict[str, Any]) -> tuple[int, list[str]]:
 
 def judge(plan: dict[str, Any], status: int, report: list[str]) -> tuple[int, str] | None:
     """None as expected, else (exit status, why)."""
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9:
+        return 98, "pytest was killed"
     outcomes: dict[str, set[str]] = {}
     for line in report:
         outcome, _, node = line.partition(" ")

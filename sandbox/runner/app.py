@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request
 
 from server.schemas.trials import Identifier, RunnerHealth, TrialRequest, TrialView
 
-from .trials import BadRequest, TrialConflict, Trials
+from .trials import BadRequest, Closed, TrialConflict, Trials
 
 MAX_WAIT_S = 60
 
@@ -34,6 +34,8 @@ def create_app(trials: Trials, token: str, boot: str, limits: str) -> FastAPI:
             raise HTTPException(409, str(error)) from error
         except BadRequest as error:
             raise HTTPException(422, str(error)) from error
+        except Closed as error:
+            raise HTTPException(503, str(error)) from error
 
     @app.get("/trials/{trial_id}")
     async def view(trial_id: Identifier, wait: float = Query(default=0, ge=0, le=MAX_WAIT_S)) -> TrialView:

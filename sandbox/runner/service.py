@@ -66,7 +66,7 @@ async def serve(run: RunDir) -> None:
                 signal.signal(number, lambda *_: None)
             write_atomic(run.runner_file, RunnerFile(url=url, pid=os.getpid(), boot=boot).model_dump_json())
             log.info("ready at %s after %.1f s, %s, limits by %s", url, time.monotonic() - started, host.label, host.limits_mode)
-            watcher = asyncio.create_task(_stop_when_lost(host, server))
+            watcher = asyncio.create_task(_stop_when_lost(host, server, trials))
             try:
                 await server.serve([listener])
             finally:
@@ -78,8 +78,8 @@ async def serve(run: RunDir) -> None:
                 raise NotReady(f"{lost}; its sandboxes are gone and the runner ends, to be started again")
 
 
-async def _stop_when_lost(host: Backend, server: uvicorn.Server) -> str:
-    why = await host.ended()
+async def _stop_when_lost(host: Backend, server: uvicorn.Server, trials: Trials) -> str:
+    trials.closed = why = await host.ended()
     server.should_exit = True
     return why
 

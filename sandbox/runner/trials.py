@@ -38,6 +38,10 @@ class BadRequest(Exception):
     """The request names a task, a harness or an address that a trial cannot have."""
 
 
+class Closed(Exception):
+    """The runner is about to end: the next one can take the trial."""
+
+
 class LiveTrial:
     """One trial. Its `view` is replaced, never changed."""
 
@@ -79,18 +83,22 @@ class Trials:
         self._reporter = reporter
         self._slots = asyncio.Semaphore(room.spec.sandbox.concurrency)
         self._trials: dict[str, LiveTrial] = {}
+        self.closed = ""
+        """Why no trial is accepted any more."""
 
     @property
     def live(self) -> int:
         return sum(not trial.finished.is_set() for trial in self._trials.values())
 
     def submit(self, request: TrialRequest) -> TrialView:
-        """Accept a trial, or answer with the one that has this id. Raises TrialConflict and BadRequest."""
+        """Accept a trial, or answer with the one that has this id. Raises TrialConflict, BadRequest and Closed."""
         known = self._trials.get(request.trial_id)
         if known is not None:
             if known.request != request:
                 raise TrialConflict(f"trial {request.trial_id} exists with another request")
             return known.view
+        if self.closed:
+            raise Closed(self.closed)
         if request.harness not in self._room.launchers:
             raise BadRequest(f"harness {request.harness} is not among those of the run: {', '.join(self._room.launchers)}")
         address = urlsplit(request.proxy.url)

@@ -112,14 +112,14 @@ KINDS: dict[str, Kind] = {
 # The function runs in another interpreter that is told the inputs only; the expected values never enter its memory, and are compared as
 # text outside it. So neither prints, nor an early exit, nor a look around in the graded file's process can pass for a result.
 _CHECK = '''\
-"""Hidden check. Usage: check.py [WORKSPACE]. Exit status 0 means solved."""
+"""Hidden check. Usage: check.py [WORKSPACE]. Exit status 0 means solved, 98 that the solution was killed before it answered."""
 import os, sys
 
 FILE, FUNCTION = {file!r}, {function!r}
 CASES = {cases!r}
 CALL = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+resource.setrlimit(resource.RLIMIT_CPU, (10, 11))
 path, function, inputs = sys.argv[1:]
 space = {{"__name__": "graded"}}
 with open(path, encoding="utf-8") as source:
@@ -135,7 +135,9 @@ pid = os.posix_spawn(sys.executable, command, {{}}, file_actions=actions)
 os.close(writer)
 with os.fdopen(reader, "rb") as pipe:
     answer = pipe.read(100_000)
-os.waitpid(pid, 0)
+status = os.waitpid(pid, 0)[1]
+if os.waitstatus_to_exitcode(status) == -9:
+    sys.exit(98)
 sys.exit(0 if answer == repr([expected for _, expected in CASES]).encode() else 1)
 '''
 

@@ -23,7 +23,7 @@ class Kill(StrEnum):
     AGENT = "agent"
     """A process of the harness or of its tools."""
     VERIFIER = "verifier"
-    """A process of a grader that is at work."""
+    """A process of a grader that is at work: its monitor, the check, or what the check runs."""
     SANDBOX = "sandbox"
     """Process 1 of any sandbox."""
     SPAWNER = "spawner"

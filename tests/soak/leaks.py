@@ -11,6 +11,8 @@ import psutil
 
 from .kills import groups, spawners
 
+FIRST_UID = 61000
+"""Of agents in rootful sandboxes."""
 _KINDS = ("mnt", "net", "pid", "ipc", "uts", "user", "cgroup")
 
 
@@ -44,10 +46,12 @@ class Watch:
                     self.processes[process.pid] = process.create_time()
 
     def left(self) -> dict[str, list[str]]:
-        """What is still there, by kind; call when the runner has ended."""
-        inhabited = {ns for pid in psutil.pids() for ns in _namespaces(pid)}
+        """What is still there, by kind; call when the runner has ended. The kernel gives numbers of namespaces again, so those of others
+        that were made since do not count."""
+        ours = [pid for pid, started in self.processes.items() if _runs(pid, started)] + _orphans()
+        inhabited = {ns for pid in ours for ns in _namespaces(pid)}
         return {
-            "processes": [str(pid) for pid, started in self.processes.items() if _runs(pid, started)],
+            "processes": [str(pid) for pid in ours],
             "namespaces": [f"{kind}:{number}" for kind, number in sorted(self.namespaces & inhabited)],
             "cgroups": sorted(group for group in self.groups if Path(group).is_dir()),
             "mounts": sorted(line for line in _mounts() - self.mounts if "lego-rl-" in line or str(self.sandboxes) in line),
@@ -66,6 +70,8 @@ class Memory:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             with process.oneshot():
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    return
                 sample = (ended, process.memory_info().rss, process.num_fds(), process.num_threads())
             self.boots.setdefault(pid, []).append(sample)
 
@@ -101,6 +107,16 @@ def _namespaces(pid: int) -> set[tuple[str, int]]:
     for kind in _KINDS:
         with contextlib.suppress(OSError):
             found.add((kind, Path(f"/proc/{pid}/ns/{kind}").stat().st_ino))
+    return found
+
+
+def _orphans() -> list[int]:
+    """Processes of sandboxes that nobody is the parent of any more."""
+    found = []
+    for process in psutil.process_iter(["pid", "ppid", "uids"]):
+        uids = process.info["uids"]
+        if process.info["ppid"] == 1 and uids and FIRST_UID <= uids.real < FIRST_UID + 1000:
+            found.append(process.info["pid"])
     return found
 
 

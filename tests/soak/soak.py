@@ -46,6 +46,8 @@ _EXPLAINS = {
     Cause.VERIFIER_TIMEOUT: {Kill.VERIFIER, Kill.SANDBOX, Kill.SPAWNER},
 }
 """Which kills may cost a trial its verdict, and how."""
+_RESTART_S = {Kill.SPAWNER: 10.0, Kill.RUNNER: 10.0}
+"""How long a runner that is about to end may still accept trials."""
 
 
 @dataclass
@@ -231,7 +233,9 @@ def unexplained(played: list[Played], kills: list[Done]) -> list[str]:
     found = []
     for trial in played:
         if isinstance(outcome := trial.outcome, Failed):
-            during = {done.kind for done in kills if trial.begun <= done.at <= trial.ended}
+            during = {done.kind for done in kills if trial.begun - _RESTART_S.get(done.kind, 0) <= done.at <= trial.ended}
+            if Kill.AGENT in during and outcome.cause is Cause.RUNNER_LOST and "reset by peer" in outcome.detail:
+                continue  # its process was killed before it had taken its orders
             if not during & _EXPLAINS.get(outcome.cause, set()):
                 found.append(f"failed: {trial.trial_id} {outcome.cause} in {outcome.stage} without a kill: {outcome.detail}")
     return found
