@@ -14,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo       train the demo policy and watch the held-out solve rate rise"
 	@echo "make test       the whole test suite (make test-fast | test-slow for a part)"
+	@echo "make test-cluster  the Kubernetes environment on a real one-node cluster (root, Debian 12; builds it once, not part of make test)"
 	@echo "make install    control plane, plugin, sandbox and trainer in .venv (install-light: control plane and plugin only)"
 	@echo "make lint typecheck"
 
@@ -38,6 +39,10 @@ test-slow: install-dev
 # Hours of a real run in minutes: 2,000 trials at 16 at once with real kills. Not part of the tests: SOAK_ARGS="--n 600 --seed 3".
 soak: install-dev
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
+
+# Kubernetes from Debian's source package: about nine CPU minutes the first time, kept in the user's cache directory.
+test-cluster: install-dev
+	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) tests/cluster
 
 lint: install-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

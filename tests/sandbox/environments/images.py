@@ -16,7 +16,7 @@ from pathlib import Path
 
 Member = tuple[tarfile.TarInfo, bytes]
 
-PROGRAMS = ("dash", "bash", "ls", "cat", "touch", "id", "rm", "mkdir", "sed", "chmod")
+PROGRAMS = ("dash", "bash", "ls", "cat", "touch", "id", "rm", "mkdir", "sed", "chmod", "sleep", "timeout")
 
 
 def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644, uid: int = 0) -> Member:
@@ -48,7 +48,7 @@ def programs() -> list[Member]:
     return [member("bin/sh", kind=tarfile.SYMTYPE, link="dash"), *files]
 
 
-def layout(target: Path, layers: list[bytes], env: dict[str, str] | None = None, name: str = "") -> str:
+def layout(target: Path, layers: list[bytes], env: dict[str, str] | None = None, name: str = "", command: tuple[str, ...] = ()) -> str:
     """Write an OCI image layout of these tars; returns the manifest's digest."""
     blobs = target / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def layout(target: Path, layers: list[bytes], env: dict[str, str] | None = None,
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Env": [f"{key}={value}" for key, value in (env or {}).items()], "WorkingDir": "/work"},
+        "config": {"Env": [f"{key}={value}" for key, value in (env or {}).items()], "WorkingDir": "/work", "Cmd": [*command]},
         "history": [{"created_by": "test"} for _ in layers],
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]},
     }

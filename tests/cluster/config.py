@@ -1,0 +1,115 @@
+"""Configuration files of the cluster's parts, and the two images that its node has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.sandbox.environments.images import directory, layout, programs, tar
+
+from .build import Programs
+
+ADDRESS, PORT = "198.18.20.1", 16443
+TOKEN = "only-reachable-in-this-network-namespace"
+PAUSE, IMAGE = "localhost/pause:1", "localhost/lego-rl/test:1"
+
+
+def write(state: Path, found: Programs) -> dict[str, str]:
+    """Write every file below `state` and return their paths by what they are."""
+    files = {name: str(state / name) for name in ("kubeconfig", "key", "root")}
+    files["socket"] = str(state / "containerd.sock")
+    files["tokens"] = _put(state / "tokens.csv", f'{TOKEN},admin,admin,"system:masters"\n')
+    files["containerd"] = _put(state / "containerd.toml", _containerd(state, found))
+    files["kubelet"] = _put(state / "kubelet.json", json.dumps(_kubelet(state)))
+    files["images"] = " ".join(_images(state))
+    (state / "cni").mkdir()
+    _put(state / "cni/10-bridge.conflist", json.dumps(_network()))
+    _put(
+        state / "kubeconfig",
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [
+                    {
+                        "name": "c",
+                        "cluster": {"server": f"https://{ADDRESS}:{PORT}", "certificate-authority": f"{state}/certs/apiserver.crt"},
+                    }
+                ],
+                "users": [{"name": "u", "user": {"token": TOKEN}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        ),
+    )
+    return files
+
+
+def _put(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def _containerd(state: Path, found: Programs) -> str:
+    return f"""version = 2
+root = "{state}/containerd"
+state = "{state}/containerd.run"
+[grpc]
+  address = "{state}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{found.tools}/usr/lib/cni"
+    conf_dir = "{state}/cni"
+"""
+
+
+def _kubelet(state: Path) -> dict[str, object]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": False,
+        "enforceNodeAllocatable": [],
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "failSwapOn": False,
+        "maxOpenFiles": 20000,
+        "resolvConf": str(state / "resolv.conf"),
+        "clusterDNS": [],
+    }
+
+
+def _network() -> dict[str, object]:
+    ipam = {"type": "host-local", "subnet": "198.18.30.0/24", "routes": [{"dst": "0.0.0.0/0"}]}
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": False, "ipam": ipam}
+    return {"cniVersion": "0.4.0", "name": "lego", "plugins": [bridge]}
+
+
+def _images(state: Path) -> list[str]:
+    """The image that holds a pod's namespaces, and one with a shell and this machine's C library, both from this machine's programs."""
+    files = [*programs(), directory("tmp", 0o1777), directory("etc"), directory("proc"), directory("work")]
+    layout(state / "layout", [tar(files)], {"PATH": "/bin"}, "v1", ("/bin/sleep", "1000000000"))
+    archives = []
+    for number, name in enumerate((PAUSE, IMAGE)):
+        archives.append(str(state / f"image{number}.tar"))
+        subprocess.run(
+            [
+                shutil.which("skopeo") or "skopeo",
+                "--insecure-policy",
+                "copy",
+                "-q",
+                f"oci:{state}/layout:v1",
+                f"docker-archive:{archives[-1]}:{name}",
+            ],
+            check=True,
+        )
+    return archives
