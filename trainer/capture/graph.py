@@ -11,8 +11,10 @@ the tools are rendered in front of everything.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -101,10 +103,15 @@ class Turn(Node):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest path of nodes equal to a request's messages: `turn` is the last turn on it and ends message `position` - 1."""
+    """The longest path of nodes equal to a request's messages: `turn` is the last turn on it and ends message `position` - 1.
+
+    Up to `seen`, which ends message `seen_position` - 1, an earlier request had the same messages.
+    """
 
     turn: Turn | None
     position: int
+    seen: Turn | None = None
+    seen_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +124,6 @@ class Place:
     @property
     def end(self) -> int:
         return self.node.end + len(self.scaffold)
-
-    def prompt(self) -> np.ndarray:
-        """int32 [end]: everything that the engine is to read."""
-        return np.concatenate([*(node.ids for node in self.node.path()), np.array(self.scaffold, np.int32)])
 
     def routes_from(self) -> int:
         """First position without a row of routes: the last sampled token of the turn before, unless an earlier row is missing."""
@@ -138,6 +141,12 @@ class Graph:
         self.turns: list[Turn] = []
         self.calls: dict[str, Turn] = {}
         """Tool-call id → the turn that it was minted for."""
+        self._trails: dict[tuple[str, bytes], tuple[tuple[Message, ...], Turn]] = {}
+        """The path that was found last in each thread, as its messages and the turn at its end: most requests go on from there."""
+        self._twins = False
+        """There are siblings with equal messages, so that a path is more than its messages."""
+        self._read: tuple[Node | None, np.ndarray] = None, np.zeros(0, np.int32)
+        """A node and all ids up to its end."""
 
     def nodes(self) -> Iterator[Node]:
         stack = list(self.roots.values())
@@ -151,18 +160,24 @@ class Graph:
 
         Of several turns at one depth (equal texts) the newest of the request's thread wins.
         """
-        root = self.roots.get(request.tools_key)
-        frontier: list[Node] = [root] if root else []
-        turns: list[Turn] = []
-        position = 0
-        for i, message in enumerate(request.messages, start=1):
+        thread = request.thread, request.tools_key
+        known, seen = self._trails.get(thread, ((), None))
+        if seen is not None and request.messages[: len(known)] == known:
+            turns, frontier, start = [seen], list[Node]([seen]), len(known)
+        else:
+            root, seen = self.roots.get(request.tools_key), None
+            turns, frontier, start = [], [root] if root else [], 0
+        position = start
+        for i, message in enumerate(request.messages[start:], start=start + 1):
             frontier = [child for node in frontier for child in node.children.get(message.digest, ())]
             if not frontier:
                 break
             if message.role == "assistant" and (here := [node for node in frontier if isinstance(node, Turn)]):
                 turns, position = here, i
         best = max(turns, key=lambda turn: (turn.thread == request.thread, turn.index), default=None)
-        return Match(best, position)
+        if best is not None and not self._twins:
+            self._trails[thread] = request.messages[:position], best
+        return Match(best, position, seen, start)
 
     def echoed(self, message: Message) -> Turn | None:
         """The turn that a message with tool calls sends back whole, in whatever context."""
@@ -171,12 +186,31 @@ class Graph:
 
     def returned(self, request: Request, match: Match) -> None:
         """Mark the turns that a request proves to have been delivered: those on its path, and those it quotes elsewhere."""
-        for message in request.messages:
-            turn = self.echoed(message)
+        for message in request.messages[match.seen_position :]:
+            turn = self.echoed(message) if message.tool_calls else None
             if turn is not None and not turn.returned:
                 turn.returned, turn.drift = True, drift(turn.message.tool_calls, message.tool_calls)
-        for turn in match.turn.turns() if match.turn else []:
-            turn.returned = True
+        node: Node | None = match.turn
+        while node is not None and node is not match.seen:
+            if isinstance(node, Turn):
+                node.returned = True
+            node = node.parent
+
+    def prompt(self, place: Place) -> np.ndarray:
+        """int32 [place.end]: everything that the engine is to read."""
+        parts, node = [int32(place.scaffold)], cast("Node | None", place.node)
+        known, ids = self._read
+        while node is not None and node is not known:
+            parts.append(node.ids)
+            node = node.parent
+        prompt = np.concatenate([ids, *reversed(parts)] if node is not None else parts[::-1])
+        self._read = place.node, prompt[: place.node.end]
+        return prompt
+
+    def rest(self) -> None:
+        """Nothing more will be asked: what only made that faster is let go."""
+        self._trails.clear()
+        self._read = None, np.zeros(0, np.int32)
 
     def place(self, request: Request, ids: Sequence[int], ends: Sequence[int], behind: Match | None) -> Place:
         """Hang the messages behind a matched turn (all of them when None) into the graph, reusing nodes of equal message and ids.
@@ -186,15 +220,16 @@ class Graph:
         node: Node | None = behind.turn if behind else None
         messages = request.messages[behind.position if behind else 0 :]
         node = node or self.roots.setdefault(request.tools_key, Node(ROOT, None, np.zeros(0, np.int32)))
-        fresh, base = np.asarray(ids, np.int32), node.end
+        fresh, base = int32(ids), node.end
         for message, end in zip(messages, ends, strict=True):
             at = node.end - base
             known = (c for c in node.children.get(message.digest, ()) if np.array_equal(fresh[at : at + len(c.ids)], c.ids))
-            node = next(known, None) or Node(message, node, fresh[at : max(at, end)].copy())
+            node = next(known, None) or self._new(Node(message, node, fresh[at : max(at, end)].copy()))
         return Place(node, fresh[node.end - base :].tolist())
 
     def prune(self, node: Node, used: Collection[Node]) -> None:
         """Take out what a call brought that came to nothing, from its last node up to one that leads to a turn or is in `used`."""
+        self.rest()
         while node.parent is not None and not isinstance(node, Turn) and not node.children and node not in used:
             siblings = node.parent.children[node.message.digest]
             siblings.remove(node)
@@ -216,7 +251,7 @@ class Graph:
         turn = Turn(
             message,
             place.node,
-            np.asarray(place.scaffold + generation.token_ids, np.int32),
+            int32(place.scaffold + generation.token_ids),
             index=len(self.turns),
             call=request.call,
             thread=request.thread,
@@ -229,9 +264,21 @@ class Graph:
             prompt_tokens=place.end,
             side=BranchClass(request.kind_hint) if request.kind_hint else None,
         )
+        self._new(turn)
         self.turns.append(turn)
         self.calls.update((call.id, turn) for call in message.tool_calls)
         return turn
+
+    def _new(self, node: Node) -> Node:
+        if node.parent is not None and len(node.parent.children[node.message.digest]) > 1:
+            self._twins = True
+            self._trails.clear()
+        return node
+
+
+def int32(ids: Sequence[int]) -> np.ndarray:
+    """int32 [n]; numpy takes five times as long to look at every number of a list."""
+    return np.frombuffer(array("i", ids), np.int32)
 
 
 def store_routes(turn: Turn, routes: np.ndarray, first: int) -> bool:

@@ -74,17 +74,17 @@ class Message:
 
 def digest(key: Key) -> bytes:
     """Of nested tuples of strings and bytes. What keeps it must not keep the whole history of its request alive."""
-    hashed = hashlib.blake2b(digest_size=16)
+    parts = list[bytes]()
 
     def add(part: Key | str | bytes) -> None:
         if isinstance(part, tuple):
-            hashed.update(b"t%d:" % len(part))
+            parts.append(b"t%d:" % len(part))
             for item in part:
                 add(item)
         else:
             raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-            hashed.update(b"s%d:" % len(raw))
-            hashed.update(raw)
+            parts.append(b"s%d:" % len(raw))
+            parts.append(raw)
 
     add(key)
-    return hashed.digest()
+    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()

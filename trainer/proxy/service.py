@@ -150,6 +150,8 @@ class Proxy:
 
     def _note(self, session: Session, unknown: frozenset[str]) -> None:
         """Fields that mean nothing here are named once in a run, with the rollout that had them first; no client can make that many."""
+        if not unknown:
+            return
         fresh = sorted({name[:MAX_NAME] for name in unknown} - self._unknown_fields)[: MAX_UNKNOWN - len(self._unknown_fields)]
         if fresh:
             self._unknown_fields.update(fresh)

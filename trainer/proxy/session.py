@@ -47,7 +47,7 @@ class Session:
         self._sampled = self._unanswered = 0
         self._mint = hashlib.blake2b(rollout_id.encode(), digest_size=5).hexdigest()
         self._minted = self._answered = 0
-        self._closed = False
+        self._routed = self._closed = False
 
     async def answer(self, request: Request) -> Turn:
         """The turn for a request, as `board` finds it. Cancelling the last waiter cancels the engine call. Raises Refusal."""
@@ -90,6 +90,7 @@ class Session:
         for flight in list(self._flights.values()):
             self._cancel(flight)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.capture.graph.rest()
         return self.capture
 
     def _cancel(self, flight: Flight) -> None:
@@ -158,9 +159,9 @@ class Session:
             del self._flights[flight.call]
 
     async def _generate(self, request: Request, place: Place, sampling: Sampling, flight: Flight) -> Turn:
-        first = place.routes_from()
+        first = place.routes_from() if self._routed else 0
         try:
-            call = GenerationRequest(self.rollout_id, place.prompt(), sampling, first, flight.take)
+            call = GenerationRequest(self.rollout_id, self.capture.graph.prompt(place), sampling, first, flight.take)
             generation = await self._engine.generate(call)
             _check(generation)
         except (Exception, asyncio.CancelledError) as error:
@@ -182,6 +183,7 @@ class Session:
         turn = self._answers[request.call] = self.capture.graph.add_turn(
             place, message, generation, request, malformed=parsed.malformed, spans=generation.spans or None
         )
+        self._routed = self._routed or generation.routes is not None
         if generation.routes is not None and not store_routes(turn, generation.routes, first):
             self.capture.violations.append(
                 f"turn {turn.index}: {len(generation.routes)} rows of routes for {turn.end - 1 - first} positions"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 
 from tokenizers import Tokenizer
 
@@ -48,28 +49,31 @@ class Words:
 
     def _by_words(self, text: str) -> list[int]:
         assert self._word is not None  # noqa: S101 asked before
-        ids, known, new = list[int](), self._known, 0
-        for i, piece in enumerate(self._split.split(text)):
-            if i % 2:
-                ids += self._added[piece]
-                continue
-            for word in self._word.findall(piece):
-                found = known.get(word)
-                if found is None:
-                    new += 1
-                    if new > MOST_NEW:
+        known, ids, new = self._known, list[int](), list[str]()
+        try:
+            for i, piece in enumerate(self._split.split(text)):
+                if i % 2:
+                    ids += self._added[piece]
+                    continue
+                words = self._word.findall(piece)
+                try:
+                    ids += list(chain.from_iterable(map(known.__getitem__, words)))
+                except KeyError:
+                    new += set(words) - known.keys()
+                    if len(new) > MOST_NEW:
                         return self._whole(text)
-                    found = self._learn(word)
-                ids += found
-        return ids
+                    known.update((word, self._whole(word)) for word in new if word not in known)
+                    ids += chain.from_iterable(map(known.__getitem__, words))
+            return ids
+        finally:
+            self._forget(new)
 
-    def _learn(self, word: str) -> list[int]:
-        ids = self._whole(word)
-        if len(word) <= LONGEST:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            self._known[word] = ids
-        return ids
+    def _forget(self, new: list[str]) -> None:
+        for word in new:
+            if len(word) > LONGEST:
+                self._known.pop(word, None)
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
 
 
 def _pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
