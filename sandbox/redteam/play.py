@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,28 +53,31 @@ def chosen(only: str) -> list[Exploit]:
     return [*found, *(control for control in controls() if control.target in touched and control not in found)]
 
 
-def spec(tasks: Path) -> RunSpec:
-    """Small limits, so that those who fill and burn get there soon; time-outs are graded, so that nobody escapes by one."""
+def spec(tasks: Path, sandbox: Mapping[str, Any]) -> RunSpec:
+    """Small limits, so that those who fill and burn get there soon; time-outs are graded, so that nobody escapes by one.
+
+    `sandbox` is that section of a RunSpec, less limits and budgets.
+    """
     limits = {"memory_mb": 128, "processes": 32, "cpu_s": 12, "disk_mb": 16, "output_kb": 256}
     return RunSpec.model_validate(
         {
             "model": {"path": "builtin:none"},
             "harnesses": [{"name": "mini-swe-agent", "version": "none"}],
             "data": {"train": str(tasks)},
-            "sandbox": {"concurrency": 4, "limits": limits, "budgets": {"agent_s": 20, "verifier_s": 60}},
+            "sandbox": {"concurrency": 4, **sandbox, "limits": limits, "budgets": {"agent_s": 20, "verifier_s": 60}},
             "capture": {"timeout": "grade"},
         }
     )
 
 
-async def play(exploits: list[Exploit]) -> list[Row]:
-    """One row per attack, in order. Raises NotReady where sandboxes cannot run."""
+async def play(exploits: list[Exploit], sandbox: Mapping[str, Any] | None = None) -> list[Row]:
+    """One row per attack, in order, in namespaces or in what `sandbox` (see `spec`) names. Raises NotReady where it cannot run."""
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # clients that vanish are the point
     with tempfile.TemporaryDirectory(prefix="lego-redteam-") as scratch:
         root = Path(scratch)
         (root / "trials").mkdir()
         names = targets.write(root / "given")
-        wanted = spec(root / "given")
+        wanted = spec(root / "given", sandbox or {})
         none = wanted.model_copy(update={"harnesses": []})
         async with open_room(none, Store(root), root / "tasks", root / "trials", root / "sandboxes") as (room, host):
             solutions = {target: _solution(room.tasks / TRAIN / name) for target, name in names.items()}
@@ -83,7 +86,9 @@ async def play(exploits: list[Exploit]) -> list[Row]:
 
             async def one(exploit: Exploit) -> Row:
                 async with slots, treasures[exploit.target].laid_out() as treasure:
-                    return await _one(room, exploit, names[exploit.target], solutions[exploit.target], treasure) | {"environment": host.label}
+                    return await _one(room, exploit, names[exploit.target], solutions[exploit.target], treasure) | {
+                        "environment": host.label
+                    }
 
             return await asyncio.gather(*(one(exploit) for exploit in exploits))
 
