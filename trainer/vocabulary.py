@@ -11,10 +11,12 @@ CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Added but not special in Qwen3: decoding keeps them."""
 SPECIALS = CONTROL + MARKUP
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""What Qwen3.5 has besides, as control tokens."""
 
 
-def byte_level(merges: Sequence[tuple[str, str]] = (), *, split_words: bool = False) -> Tokenizer:
-    """Single bytes, then what each merge makes, in order (written in the byte-level alphabet), then the special tokens.
+def byte_level(merges: Sequence[tuple[str, str]] = (), *, split_words: bool = False, control: Sequence[str] = ()) -> Tokenizer:
+    """Single bytes, then what each merge makes, in order (written in the byte-level alphabet), then the special tokens and more `control`.
 
     `split_words` keeps merges within GPT-2's words.
     """
@@ -23,6 +25,7 @@ def byte_level(merges: Sequence[tuple[str, str]] = (), *, split_words: bool = Fa
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split_words)
     tokenizer.decoder = decoders.ByteLevel()
     add_specials(tokenizer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     return tokenizer
 
 

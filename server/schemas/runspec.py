@@ -28,11 +28,15 @@ class Kind(StrEnum):
     INFER = "infer"
 
 
+Family = Literal["qwen3", "qwen3.5"]
+"""Of chat formats: how messages become tokens and sampled tokens become messages."""
+
+
 class Model(_Section):
     """The policy: a transformers checkpoint directory, or `builtin:NAME` for one that ships in `trainer/policies/`."""
 
     path: str
-    renderer: Literal["qwen3", "qwen3.5"] = "qwen3"
+    renderer: Family = "qwen3"
     thinking: bool = False
     """Whether the chat template opens a thinking block for the policy."""
     context: int = Field(default=256, ge=16)
@@ -311,6 +315,8 @@ class Monitors(_Section):
     failed_share: float = Field(default=0.5, gt=0, le=1)
     """Share of failed trials in a step above which the run stops."""
     pearson: float = Field(default=0.99, gt=0, le=1)
+    lagged_fidelity: bool = True
+    """Compare tokens of older weights with those weights too: a copy of them per version, and a forward pass of the rows concerned."""
 
 
 class Reporting(_Section):

@@ -36,7 +36,7 @@ def model_facts(spec: RunSpec) -> ModelFacts:
     try:
         directory = policies.resolve(spec.model.path) if spec.model.path.startswith(policies.PREFIX) else Path(spec.model.path)
         config = json.loads((directory / "config.json").read_bytes())
-        rendering = Rendering.load(directory, thinking=spec.model.thinking)
+        rendering = Rendering.load(directory, family=spec.model.renderer, thinking=spec.model.thinking)
         trained = directory / TRAINED_WITH
         trained_with = TrainedWith.model_validate_json(trained.read_bytes()) if trained.exists() else None
     except FileNotFoundError as error:

@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from renderers import Qwen3RendererConfig, create_renderer
+from renderers import Qwen3RendererConfig, Qwen35RendererConfig, create_renderer
 from renderers.base import ParsedToolCall, RenderedTokens, ToolCallParseStatus
 from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
 from tokenizers import Tokenizer, decoders
 
-from server.schemas.runspec import History
+from server.schemas.runspec import Family, History
 from trainer.capture.message import Message
 from trainer.capture.values import deeper, encodable
 from trainer.engine.base import TokenIds
 from trainer.proxy.literal import Shield
 
 Tools = list[dict[str, Any]]
+CONFIGS: dict[Family, Any] = {"qwen3": Qwen3RendererConfig, "qwen3.5": Qwen35RendererConfig}
 CHARACTERS_PER_TOKEN = 8
 """More than any ordinary text has; what has more is counted before it is rendered."""
 QUICK = 262_144
@@ -84,11 +85,11 @@ class Marks:
 class Rendering:
     """One model family's chat format over one tokenizer. Stateless, so all rollouts share it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, thinking: bool = False, history: History = History.KEEP) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, family: Family = "qwen3", thinking: bool = False, history: History = History.KEEP) -> None:
         """`history` says whether a turn's reasoning stays in front of a later user message (`bridge`) or the whole is rendered anew."""
         self._tokenizer, self.history = tokenizer, history
         retention: Literal["all"] | None = "all" if history is History.KEEP else None  # None: as the chat template has it
-        config = Qwen3RendererConfig(enable_thinking=thinking, thinking_retention=retention)
+        config = CONFIGS[family](enable_thinking=thinking, thinking_retention=retention)
         self._shield = Shield(tokenizer)
         self._adapter = _Adapter(tokenizer, self._shield)
         self._renderer: Any = create_renderer(self._adapter, config)
@@ -98,7 +99,7 @@ class Rendering:
         self.marks = _marks(tokenizer)
 
     @classmethod
-    def load(cls, model_dir: Path | str, *, thinking: bool = False, history: History = History.KEEP) -> Rendering:
+    def load(cls, model_dir: Path | str, *, family: Family = "qwen3", thinking: bool = False, history: History = History.KEEP) -> Rendering:
         """From `tokenizer.json` of a transformers checkpoint.
 
         Raises FileNotFoundError without the file, AssertionError (from `renderers`) when a special token of the family is missing.
@@ -106,7 +107,7 @@ class Rendering:
         path = Path(model_dir) / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the policy's directory must hold a fast tokenizer")
-        return cls(Tokenizer.from_file(str(path)), thinking=thinking, history=history)
+        return cls(Tokenizer.from_file(str(path)), family=family, thinking=thinking, history=history)
 
     def render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         """A whole conversation with the generation prompt. Raises ValueError when there is no message.

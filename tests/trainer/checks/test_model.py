@@ -11,6 +11,7 @@ from server.schemas.runspec import RunSpec
 from trainer.checks.model import model_facts
 from trainer.cli import main
 from trainer.policies.tokenizer import bootstrap
+from trainer.vocabulary import VISION, byte_level
 
 
 @pytest.fixture
@@ -21,10 +22,10 @@ def policy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def spec_for(path: Path | str, *, thinking: bool = False) -> RunSpec:
+def spec_for(path: Path | str, *, thinking: bool = False, renderer: str = "qwen3") -> RunSpec:
     return RunSpec.model_validate(
         {
-            "model": {"path": str(path), "thinking": thinking},
+            "model": {"path": str(path), "thinking": thinking, "renderer": renderer},
             "harnesses": [{"name": "mini-swe-agent", "version": "2.4.6"}, {"name": "unrecorded", "version": "1"}],
             "data": {"family": "onebug"},
         }
@@ -42,6 +43,18 @@ def test_a_sound_policy_is_append_only_and_its_calls_survive(policy: Path) -> No
 def test_a_template_that_drops_thinking_is_recognised(policy: Path) -> None:
     """User-pain 6: the check renders three turns and says what the template does to earlier ones."""
     assert model_facts(spec_for(policy, thinking=True)).template is TemplateClass.STRIPS
+
+
+@pytest.mark.parametrize(("thinking", "template"), [(False, TemplateClass.APPEND_ONLY), (True, TemplateClass.STRIPS)])
+def test_qwen35_writes_calls_as_markup_and_they_come_back_with_their_types(tmp_path: Path, thinking: bool, template: TemplateClass) -> None:
+    byte_level(control=VISION).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    facts = model_facts(spec_for(tmp_path, thinking=thinking, renderer="qwen3.5"))
+    assert (facts.problem, facts.template, facts.round_trip) == ("", template, "")
+
+
+def test_a_tokenizer_of_the_other_family_is_said(policy: Path) -> None:
+    assert model_facts(spec_for(policy, renderer="qwen3.5")).problem.startswith("the tokenizer does not fit the qwen3.5 renderer")
 
 
 def test_a_broken_policy_is_a_fact_and_not_a_crash(policy: Path) -> None:

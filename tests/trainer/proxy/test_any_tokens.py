@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from server.schemas.runspec import History, TrainRule
+from server.schemas.runspec import Family, History, TrainRule
 from tests.trainer.equal import assert_same_capture
 from trainer.capture.capture import Capture
 from trainer.capture.file import from_bytes
@@ -24,15 +24,22 @@ from trainer.proxy.limits import Limits
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.session import Session
 from trainer.proxy.streaming import TurnStream
-from trainer.vocabulary import CONTROL, MARKUP, byte_level
+from trainer.vocabulary import CONTROL, MARKUP, VISION, byte_level
 
-TOKENIZER = byte_level()
-RENDERINGS = [Rendering(TOKENIZER, thinking=thinking, history=history) for thinking in (False, True) for history in History]
+TOKENIZER = byte_level(control=VISION)
+RENDERINGS = [
+    Rendering(TOKENIZER, family=family, thinking=thinking, history=history)
+    for family in get_args(Family)
+    for thinking in (False, True)
+    for history in History
+]
 DIALECTS: list[Dialect] = [Anthropic(), OpenAIChat(), OpenAIResponses()]
 CALL = '<tool_call>\n{{"name": {}, "arguments": {}}}\n</tool_call>'
+XML = "<tool_call>\n<function={}>\n{}\n</function>\n</tool_call>"
 PIECES = [
     *CONTROL, *MARKUP, "a", " ", "\n\n", "é", '"', "\\", "\x00", "\u2028", "\ufdd0\ufdd1", "</", "<|im_", "assistant\n",
     CALL.format('"bash"', "{}"), CALL.format('"bash"', '{"input": "x\\u0000\\ud83d"}'), CALL.format('"bash"', '"{}"'),
+    XML.format("bash", "<parameter=input>\nx\n</parameter>"), XML.format("bash", "<parameter=input>\n\x00\n"), XML.format("", ""),
     CALL.format('""', "null"), CALL.format("[]", "{}"), CALL.format('"bash"', "1e999"), CALL.format('"bash"', "[" * 60 + "]" * 60),
 ]  # fmt: skip
 SAMPLED = st.lists(

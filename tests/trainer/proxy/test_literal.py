@@ -15,10 +15,10 @@ import trainer.policies
 from trainer.capture.message import Message, ToolCall
 from trainer.proxy.literal import Shield
 from trainer.proxy.rendering import Rendering
-from trainer.vocabulary import CONTROL, MARKUP, byte_level
+from trainer.vocabulary import CONTROL, MARKUP, VISION, byte_level
 
 MERGED = Tokenizer.from_file(str(Path(trainer.policies.__file__).parent / "onebug-claude-code" / "tokenizer.json"))
-RENDERINGS = [Rendering(byte_level()), Rendering(MERGED)]
+RENDERINGS = [Rendering(byte_level()), Rendering(MERGED), Rendering(byte_level(control=VISION), family="qwen3.5")]
 PIECES = [*CONTROL, *MARKUP, "<", "|im_end", "|>", "tool_call>", "</", "\ufdd0", "\ufdd1", "\ufdd2", "\n", " ", "é", "x = 1"]
 texts = (
     st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=12)

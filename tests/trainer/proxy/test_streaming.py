@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import anthropic
 import httpx2
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.schemas.runspec import Family
 from trainer.capture.graph import Graph, Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
@@ -24,10 +25,11 @@ from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.rendering import Rendering
 from trainer.proxy.streaming import TurnStream
-from trainer.vocabulary import CONTROL, MARKUP, byte_level
+from trainer.vocabulary import CONTROL, MARKUP, VISION, byte_level
 
-TOKENIZER = byte_level()
-RENDERING = Rendering(TOKENIZER)
+TOKENIZER = byte_level(control=VISION)
+FAMILIES = [Rendering(TOKENIZER, family=family) for family in get_args(Family)]
+RENDERING = FAMILIES[0]
 REQUEST = Request((Message("user", "Go."),), [], "m", stream=True)
 SCAFFOLDS = ["<|im_start|>assistant\n<think>\n\n</think>\n\n", "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"]
 
@@ -35,6 +37,9 @@ values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_si
 calls = st.builds(
     lambda name, value: f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'x': value}})}\n</tool_call>",
     st.sampled_from(["Bash", "Read", "é"]), values,
+) | st.builds(
+    "<tool_call>\n<function={}>\n<parameter={}>\n{}\n</parameter>\n</function>\n</tool_call>".format,
+    st.sampled_from(["Bash", "é", ""]), st.text(max_size=2), values,
 )  # fmt: skip
 broken = st.sampled_from(
     ["<tool_call>\n{oops}\n</tool_call>", "<tool_call>", "<tool_call>" + "[" * 3000 + "</tool_call>", '<tool_call>{"name": 5}</tool_call>']
@@ -60,9 +65,9 @@ turns = st.builds(
 ).filter(bool)
 
 
-def turn_of(sampled: list[int], scaffold: list[int]) -> Turn:
+def turn_of(sampled: list[int], scaffold: list[int], rendering: Rendering = RENDERING) -> Turn:
     """As the session makes it."""
-    parsed = RENDERING.parse(scaffold, sampled, [])
+    parsed = rendering.parse(scaffold, sampled, [])
     calls = tuple(ToolCall(f"toolu_{i}", call.name, call.arguments) for i, call in enumerate(parsed.calls))
     graph, start = Graph(), ids_of("prompt")
     place = graph.place(REQUEST, start + scaffold, [len(start)], None)
@@ -139,13 +144,15 @@ DIALECTS: list[tuple[Dialect, Any]] = [(Anthropic(), messages), (OpenAIChat(), c
 
 
 @pytest.mark.parametrize(("dialect", "read"), DIALECTS)
-@given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), data=st.data())
+@given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), rendering=st.sampled_from(FAMILIES), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_stream_and_whole_answer_are_the_same_turn(dialect: Dialect, read: Any, sampled: list[int], prompt: str, data: Any) -> None:
+def test_stream_and_whole_answer_are_the_same_turn(
+    dialect: Dialect, read: Any, sampled: list[int], prompt: str, rendering: Rendering, data: Any
+) -> None:
     """Pain 21, 27, 32, 33, 34: blocks that open and close in order, true usage, no call lost or cut, and the right reason to stop."""
     scaffold = ids_of(prompt)
-    turn = turn_of(sampled, scaffold)
-    stream = TurnStream(RENDERING, scaffold, dialect.writer(REQUEST, turn.prompt_tokens, "1"))
+    turn = turn_of(sampled, scaffold, rendering)
+    stream = TurnStream(rendering, scaffold, dialect.writer(REQUEST, turn.prompt_tokens, "1"))
     sse = stream.start()
     for chunk in cut(data, sampled):
         sse += stream.keep_alive() if data.draw(st.booleans(), label="slow") else ""
@@ -155,13 +162,13 @@ def test_stream_and_whole_answer_are_the_same_turn(dialect: Dialect, read: Any, 
     assert said(streamed) == said(whole)
 
 
-@given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), data=st.data())
-@settings(max_examples=100, deadline=None)
-def test_blocks_are_well_formed_and_never_taken_back(sampled: list[int], prompt: str, data: Any) -> None:
+@given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), rendering=st.sampled_from(FAMILIES), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_blocks_are_well_formed_and_never_taken_back(sampled: list[int], prompt: str, rendering: Rendering, data: Any) -> None:
     """Pain 21: at most one block is open, and every delta lies inside it. What is shown early is a prefix of what the turn says."""
     scaffold = ids_of(prompt)
-    turn = turn_of(sampled, scaffold)
-    blocks = Blocks(RENDERING, scaffold)
+    turn = turn_of(sampled, scaffold, rendering)
+    blocks = Blocks(rendering, scaffold)
     early = [event for chunk in cut(data, sampled) for event in blocks.feed(chunk)]
     events = early + blocks.finish(turn.message)
     kind, texts = None, {"thinking": "", "text": ""}
