@@ -10,6 +10,7 @@ import click
 
 from sandbox.environments.backend import backends
 from server.schemas.datadir import DataDir, default_data_dir
+from server.schemas.machine import Health
 
 from .facts import gather
 from .judge import judge
@@ -27,7 +28,7 @@ def doctor(data_dir: Path | None, sweep: bool, as_json: bool) -> None:
             for left in [left for backend in backends().values() for left in backend.sweep(base)]:
                 click.echo(f"swept {left}", err=True)
     findings = judge(gather(runs))
-    rows = [finding._asdict() for finding in findings]
+    rows = [finding.model_dump(mode="json") for finding in findings]
     lines = [f"{row['state']:5} {row['check']}: {row['message']}" + (f"; {row['hint']}" if row["hint"] else "") for row in rows]
     click.echo(json.dumps(rows) if as_json else "\n".join(lines))
-    sys.exit(any(finding.state == "warn" for finding in findings))
+    sys.exit(any(finding.state is Health.WARN for finding in findings))

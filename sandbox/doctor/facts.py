@@ -15,6 +15,7 @@ from statistics import median
 
 import psutil
 
+from sandbox.environments.backend import backends
 from sandbox.environments.namespace.cgroups import hierarchies
 
 MARK = "lego-rl-"
@@ -42,6 +43,10 @@ class Facts:
     """Processes that still run in them."""
     mounts: list[str] = field(default_factory=list)
     """Mounts of sandboxes in the machine's own mount namespace, where they never belong."""
+    elsewhere: list[str] = field(default_factory=list)
+    """Owners that are gone and may have left containers or pods, as the backends tell."""
+    namespaces: int = 0
+    """Mount namespaces with a process in them: every sandbox has one."""
     spawners: list[int] = field(default_factory=list)
     """Process ids of spawners whose owner is gone."""
     cgroups: int = 0
@@ -55,8 +60,8 @@ class Facts:
     trends: list[StartTrend] = field(default_factory=list)
 
 
-def gather(runs: Path) -> Facts:
-    """The facts of this machine and of the runs below `runs`."""
+def gather(runs: Path, trends: bool = True) -> Facts:
+    """The facts of this machine and of the runs below `runs`. Trends read one file for each trial that there ever was."""
     bases = sorted(runs.glob("*/sandboxes"))
     abandoned = [state for base in bases for state in sorted(base.glob(f"{MARK}*")) if not _locked(state)]
     groups = _groups_of({state.name for state in abandoned}) + _groups_without_owner(
@@ -69,12 +74,14 @@ def gather(runs: Path) -> Facts:
         groups=groups,
         group_processes=sum(len(_text(f"{group}/cgroup.procs").split()) for group in groups),
         mounts=[line.split()[4] for line in _text("/proc/self/mountinfo").splitlines() if f"/{MARK}" in line.split()[4]],
+        elsewhere=[left for base in bases for backend in backends().values() for left in backend.abandoned(base)],
+        namespaces=_mount_namespaces(),
         spawners=_orphans(),
         cgroups=_number(r"^memory\s+\d+\s+(\d+)", _text("/proc/cgroups")),
         percpu_mb=_number(r"^Percpu:\s+(\d+)", _text("/proc/meminfo")) / 1024,
         disk=(usage.used / usage.total, usage.free / 1e9),
         shared_memory=shared.used / shared.total if shared.total else 0,
-        trends=[trend for run in sorted(runs.glob("*")) if (trend := start_trend(run)) is not None],
+        trends=[trend for run in sorted(runs.glob("*")) if (trend := start_trend(run)) is not None] if trends else [],
     )
 
 
@@ -138,6 +145,14 @@ def _orphans() -> list[int]:
         process for process in psutil.process_iter(["pid", "ppid", "cmdline"]) if _SPAWNER in " ".join(process.info["cmdline"] or ())
     )
     return [process.info["pid"] for process in spawners if process.info["ppid"] == 1]
+
+
+def _mount_namespaces() -> int:
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone, or another user's
+            found.add((process / "ns" / "mnt").stat().st_ino)
+    return len(found)
 
 
 def _existing(path: Path) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+
+from server.schemas.machine import Health, MachineFinding
 
 from .facts import Facts
 
@@ -17,14 +18,7 @@ SLOWER, AT_LEAST_S = 2.0, 0.1
 _SHOWN = 3
 
 
-class Finding(NamedTuple):
-    check: str
-    state: Literal["ok", "warn"]
-    message: str
-    hint: str = ""
-
-
-def judge(facts: Facts) -> list[Finding]:
+def judge(facts: Facts) -> list[MachineFinding]:
     """One finding per check; every `warn` has a hint."""
     return [
         _left(
@@ -43,49 +37,43 @@ def judge(facts: Facts) -> list[Finding]:
             "spawners whose owner is gone",
             "they end by themselves in seconds; end those that stay",
         ),
+        _left(
+            "containers and pods",
+            facts.elsewhere,
+            "owners of containers or pods that are gone",
+            "remove what is theirs with `rl doctor --sweep`; pods end by themselves when their time is over",
+        ),
         *_machine(facts),
         *(_trend(facts)),
     ]
 
 
-def _left(check: str, found: list[str], what: str, hint: str) -> Finding:
+def _finding(check: str, bad: bool, message: str, hint: str) -> MachineFinding:
+    return MachineFinding(check=check, state=Health.WARN if bad else Health.OK, message=message, hint=hint if bad else "")
+
+
+def _left(check: str, found: list[str], what: str, hint: str) -> MachineFinding:
     if not found:
-        return Finding(check, "ok", f"no {what.split(',', maxsplit=1)[0]}")
+        return _finding(check, False, f"no {what.split(',', maxsplit=1)[0]}", "")
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return Finding(check, "warn", f"{len(found)} {what}: {', '.join(found[:_SHOWN])}{more}", hint)
+    return _finding(check, True, f"{len(found)} {what}: {', '.join(found[:_SHOWN])}{more}", hint)
 
 
-def _machine(facts: Facts) -> Iterator[Finding]:
+def _machine(facts: Facts) -> Iterator[MachineFinding]:
     grown = facts.cgroups >= CGROUPS or facts.percpu_mb >= PERCPU_MB
-    yield Finding(
-        "kernel",
-        "warn" if grown else "ok",
-        f"{facts.cgroups} memory cgroups, {facts.percpu_mb:.0f} MB held per CPU",
-        "the kernel keeps cgroups that are gone: restart the machine" if grown else "",
-    )
+    message = f"{facts.cgroups} memory cgroups, {facts.percpu_mb:.0f} MB held per CPU"
+    yield _finding("kernel", grown, message, "the kernel keeps cgroups that are gone: restart the machine")
     used, free = facts.disk
     full = used > DISK_USED and free < DISK_FREE_GB
-    yield Finding(
-        "disk",
-        "warn" if full else "ok",
-        f"{used:.0%} used, {free:.0f} GB free where runs are kept",
-        "remove runs that are no longer needed" if full else "",
-    )
+    yield _finding("disk", full, f"{used:.0%} used, {free:.0f} GB free where runs are kept", "remove runs that are no longer needed")
     crowded = facts.shared_memory > SHARED_MEMORY
-    yield Finding(
-        "shared memory",
-        "warn" if crowded else "ok",
-        f"{facts.shared_memory:.0%} of /dev/shm used",
-        "segments of trainers or engines that crashed: remove those that belong to no process" if crowded else "",
-    )
+    hint = "segments of trainers or engines that crashed: remove those that belong to no process"
+    yield _finding("shared memory", crowded, f"{facts.shared_memory:.0%} of /dev/shm used", hint)
 
 
-def _trend(facts: Facts) -> Iterator[Finding]:
+def _trend(facts: Facts) -> Iterator[MachineFinding]:
     for trend in facts.trends:
         slow = trend.last_s >= AT_LEAST_S and trend.last_s > SLOWER * trend.first_s
-        yield Finding(
-            f"start of sandboxes in {trend.run}",
-            "warn" if slow else "ok",
-            f"{trend.first_s:g} s in the first quarter of {trend.trials} trials, {trend.last_s:g} s in the last",
-            "see the lines above; otherwise the machine is busier than it was" if slow else "",
-        )
+        message = f"{trend.first_s:g} s in the first quarter of {trend.trials} trials, {trend.last_s:g} s in the last"
+        hint = "see the lines above; otherwise the machine is busier than it was"
+        yield _finding(f"start of sandboxes in {trend.run}", slow, message, hint)

@@ -126,6 +126,11 @@ class Backend(ABC):
     def sweep(cls, base: Path) -> list[str]:
         """Remove what dead owners with state in `base` left behind, and say what it was. Blocks."""
 
+    @classmethod
+    def abandoned(cls, base: Path) -> list[str]:
+        """What `sweep` would look at, as far as this machine can tell; only what `sandbox.doctor` cannot see by itself. Blocks."""
+        return []
+
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make a sandbox; it is ready when this returns. Raises SandboxError (ImageError for its image); nothing is left behind then."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from sandbox.doctor.watch import watch
 from sandbox.environments.backend import Backend, backend_of
 from sandbox.environments.errors import SandboxError
 from sandbox.harnesses.base import HarnessAgent, Launcher
@@ -66,12 +67,14 @@ async def serve(run: RunDir) -> None:
                 signal.signal(number, lambda *_: None)
             write_atomic(run.runner_file, RunnerFile(url=url, pid=os.getpid(), boot=boot).model_dump_json())
             log.info("ready at %s after %.1f s, %s, limits by %s", url, time.monotonic() - started, host.label, host.limits_mode)
+            doctor = asyncio.create_task(watch(run.root.parent, reporter))
             watcher = asyncio.create_task(_stop_when_lost(host, server, trials))
             try:
                 await server.serve([listener])
             finally:
                 lost = watcher.result() if watcher.done() else ""
                 watcher.cancel()
+                doctor.cancel()
                 await trials.cancel_all()
                 await asyncio.to_thread(reporter.close, 2)
             if lost:

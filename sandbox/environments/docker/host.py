@@ -94,6 +94,11 @@ class DockerHost(Backend):
     def sweep(cls, base: Path) -> list[str]:
         return owner.sweep(base)
 
+    @classmethod
+    @override
+    def abandoned(cls, base: Path) -> list[str]:
+        return owner.listed(base)
+
     @override
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         spec = replace(spec, mounts=(RoMount(Path(sys.base_prefix)), *spec.mounts))

@@ -97,6 +97,21 @@ class Kubernetes(Backend):
             os.close(record)
         return removed
 
+    @classmethod
+    @override
+    def abandoned(cls, base: Path) -> list[str]:
+        try:
+            record = os.open(base / _RECORD, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return []
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return []
+        finally:
+            os.close(record)
+        return [f"{base / _RECORD}: pods of a runner that is gone"]
+
     @override
     async def create(self, spec: SandboxSpec) -> PodSandbox:
         return await self._cluster.create(spec)

@@ -28,8 +28,8 @@ def test_every_kind_of_trouble_is_named_with_a_hint() -> None:
     assert warned(Facts(disk=(0.5, 500))) == set()
     assert warned(Facts(disk=(0.99, 1), shared_memory=0.9, cgroups=60_000)) == {"disk", "shared memory", "kernel"}
     assert warned(Facts(disk=(0.99, 600), percpu_mb=30_000)) == {"kernel"}
-    left = Facts(abandoned=[Path("/x")], groups=["/g"], group_processes=2, mounts=["/m"], spawners=[7])
-    assert warned(left) == {"state", "cgroups", "mounts", "spawners"}
+    left = Facts(abandoned=[Path("/x")], groups=["/g"], group_processes=2, mounts=["/m"], spawners=[7], elsewhere=["pods"])
+    assert warned(left) == {"state", "cgroups", "mounts", "spawners", "containers and pods"}
     assert warned(Facts(trends=[StartTrend("slow", 100, 0.05, 3.0), StartTrend("quick", 100, 0.01, 0.05)])) == {
         "start of sandboxes in slow"
     }
@@ -64,5 +64,6 @@ def test_what_a_killed_spawner_leaves_is_found_and_swept(tmp_path: Path) -> None
     name = facts.abandoned[0].name
     result = CliRunner().invoke(main, ["doctor", "--data-dir", str(tmp_path), "--sweep", "--json"])
     rows = {row["check"]: row for row in json.loads(result.stdout)}
+    assert rows["containers and pods"]["state"] == "ok"
     assert rows["state"]["state"] == "ok" and name not in rows["cgroups"]["message"]
     assert not list(base.iterdir())
