@@ -317,6 +317,8 @@ class Monitors(_Section):
     pearson: float = Field(default=0.99, gt=0, le=1)
     lagged_fidelity: bool = True
     """Compare tokens of older weights with those weights too: a copy of them per version, and a forward pass of the rows concerned."""
+    lagged_fidelity: bool = True
+    """Compare tokens of older weights with those weights too: a copy of them per version, and a forward pass of the rows concerned."""
 
 
 class Reporting(_Section):
