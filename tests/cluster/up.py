@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -42,7 +41,9 @@ def main(command: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = programs(cache)
         before, groups = settings(), cgroups()
-        state = Path(tempfile.mkdtemp(prefix="cluster-"))
+        state = cache / "state"
+        shutil.rmtree(state, ignore_errors=True)  # of one that was killed
+        state.mkdir(mode=0o700)
         child = _in_namespaces(lambda: serve(found, state, before, command))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _end(child))
