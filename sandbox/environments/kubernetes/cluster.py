@@ -18,7 +18,7 @@ from server.schemas.kubernetes import Kubernetes
 from server.schemas.runspec import Sandbox as Settings
 
 from . import manifest, pristine, sweeping
-from .api import Api, Object
+from .api import Api, ApiError, Object
 from .gates import listen
 from .manifest import Owner
 from .pods import Pods, is_ready, obstacle, waits_for
@@ -31,6 +31,8 @@ _CONNECTIONS = 32
 _CLOSED_S = 20
 _CLOSED_PAUSE_S = 0.5
 _STOP_S = 90
+_EVENTS_S = 4
+_HOPELESS = "hostPath type check failed"
 _FIRST_IMAGE_VOLUMES = (1, 31)
 NOT_ENFORCED = (
     "a pod in namespace {namespace} reaches {reached} although its NetworkPolicy forbids it: this cluster does not enforce network "
@@ -137,11 +139,28 @@ class Cluster:
                 raise found
             return True if pod and is_ready(pod) else None
 
-        try:
-            await self.pods.wait(name, look, self.settings.start_s)
-        except TimeoutError:
-            why = waits_for(self.pods.latest(name) or {})
-            raise SandboxError(f"no pod within {self.settings.start_s} s (sandbox.kubernetes.start_s): {why}") from None
+        end = time.monotonic() + self.settings.start_s
+        while True:
+            left = end - time.monotonic()
+            try:
+                await self.pods.wait(name, look, min(left, _EVENTS_S))
+            except TimeoutError:
+                why = await self._warning(name)
+                if _HOPELESS in why:
+                    raise SandboxError(f"the pod cannot start: {why}; does every node have this directory?") from None
+                if left < _EVENTS_S:
+                    why = why or waits_for(self.pods.latest(name) or {})
+                    raise SandboxError(f"no pod within {self.settings.start_s} s (sandbox.kubernetes.start_s): {why}") from None
+            else:
+                return
+
+    async def _warning(self, name: str) -> str:
+        """The last thing that a node said it could not do for a pod; not all of it is in the pod's status."""
+        query = {"fieldSelector": f"involvedObject.name={name},type=Warning"}
+        with contextlib.suppress(ApiError):  # a help only, and a right of its own
+            events = (await self.api.request("GET", self.api.path("events"), query))["items"]
+            return f"{events[-1]['reason']}: {events[-1]['message']}" if events else ""
+        return ""
 
     async def _furnish(self, sandbox: PodSandbox, spec: SandboxSpec) -> None:
         """Users, directories, the pristine tree and what is sent of the mounts; and a look whether the pod really is shut in."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATE = "/run/lego"
+STATE = "/var/lib/lego"
 """Where root of a pod notes which process watches over which command."""
 _GRACE_S = 20
 """From the deadline of a command to the point where nobody can be expected to answer any more."""

@@ -1,5 +1,6 @@
 """The contract suite runs every test in every environment: namespaces as root and as an ordinary user (in a real process of that user where
-pytest itself runs as root), and containers of a real Docker engine. `Place` is what a test gets; where they differ, it says how."""
+pytest itself runs as root), containers of a real Docker engine, pods of a fake API server, and those of a real cluster where
+`make test-cluster` gives one. `Place` is what a test gets; where they differ, it says how."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from sandbox.redteam.ordinary import as_ordinary_user
 from server.schemas.runspec import Images, Limits
 from server.schemas.runspec import Sandbox as Settings
 from tests.sandbox.environments.docker_engine import DockerRoom
+from tests.sandbox.environments.kubernetes_room import KubernetesRoom
 
 LIMITS = Limits(memory_mb=128, processes=32, cpu_s=20, disk_mb=16, output_kb=64)
 
@@ -52,6 +54,10 @@ class Place:
     @property
     def namespaces(self) -> bool:
         return self.where in ("rootful", "rootless")
+
+    @property
+    def pods(self) -> bool:
+        return self.where in ("kubernetes", "cluster")
 
 
 Body = Callable[[Place], Awaitable[None]]
@@ -98,8 +104,17 @@ def _in_docker(body: Body, where: str, request: pytest.FixtureRequest) -> None:
         shared.runner.run(body(Place(shared.host, Path(directory), where, shared.settings.image)))
 
 
+def _in_kubernetes(body: Body, where: str, request: pytest.FixtureRequest) -> None:
+    shared: KubernetesRoom = request.getfixturevalue(f"{where}_room")
+    with tempfile.TemporaryDirectory(prefix="contract-") as directory:
+        Path(directory).chmod(0o755)
+        shared.runner.run(body(Place(shared.host, Path(directory), where, shared.settings.image)))
+
+
 _RUNNERS: dict[str, Callable[[Body, Any, pytest.FixtureRequest], None]] = {
     **dict.fromkeys(NAMESPACES, _in_namespaces),
     "docker": _in_docker,
+    "kubernetes": _in_kubernetes,
+    "cluster": _in_kubernetes,
 }
-_MARKS = {"docker": pytest.mark.slow}
+_MARKS = {"docker": pytest.mark.slow, "kubernetes": pytest.mark.slow, "cluster": pytest.mark.slow}

@@ -140,6 +140,7 @@ class FakeCluster:
             app.router.add_get(path + "/{name}", self._get)
             app.router.add_delete(path + "/{name}", self._delete)
         app.router.add_get(core + "/{name}/exec", self._exec)
+        app.router.add_get("/api/v1/namespaces/{ns}/events", self._events)
         app.router.add_get("/version", self._version)
         app.router.add_get("/api/v1/nodes", self._nodes)
         app.router.add_get("/api/v1/namespaces/default/services/kubernetes", self._service)
@@ -277,6 +278,10 @@ class FakeCluster:
 
     async def _version(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"major": "1", "minor": "33+", "gitVersion": "v1.33.0-fake"})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        name = request.query["fieldSelector"].split(",")[0].removeprefix("involvedObject.name=")
+        return web.json_response({"items": [event for event in self.node.events if event["involved"] == name]})
 
     async def _nodes(self, _: web.Request) -> web.StreamResponse:
         return web.json_response(

@@ -54,6 +54,7 @@ class Node:
         self.enforce = enforce
         self.containers: dict[str, Container] = {}
         self._counting: asyncio.Task[None] | None = None
+        self.events: list[Object] = []
         self.pulled: list[str] = []
         self.pulling = 0
         self.most_pulling = 0
@@ -67,6 +68,13 @@ class Node:
         for container in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
             if why := await self._pull(container["image"]):
                 self._state(pod, container, {"waiting": {"reason": "ErrImagePull", "message": why}}, "Pending")
+                return
+        for volume in pod["spec"].get("volumes", []):
+            if "hostPath" in volume and not Path(volume["hostPath"]["path"]).exists():
+                message = (
+                    f'MountVolume.SetUp failed for volume "{volume["name"]}" : hostPath type check failed: {volume["hostPath"]["path"]} is'
+                )
+                self.events.append({"involved": name, "reason": "FailedMount", "message": f"{message} not a file"})
                 return
         copied = await self._init(pod)
         spec = self._spec(pod, copied)
