@@ -5,7 +5,9 @@
 <root>/images/<digest>.json    a record; its time of change is when the image was last used
 <root>/names/<key>.json        what a reference stands for
 <root>/locks/                  flock only, kept: `cache` shared while images are added, exclusive to remove; `<digest>` shared by its users
+<root>/scans/<digest>/         what was found in an image about a task (see leaks)
 <root>/staging/                what is not finished
+<root>/build/                  what buildah keeps between builds: base images and steps
 <root>/blobs/                  layers as registries send them, kept until the next removal: images share them
 ```
 
@@ -18,6 +20,7 @@ import base64
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -34,6 +37,7 @@ from server.schemas.rundir import write_atomic
 from server.schemas.runspec import Sandbox as Settings
 
 from .layout import Layer, Manifest, opened, read
+from .leaks import Leak, scan, secrets_of
 from .unpack import unpack
 
 MAX_LAYER_BYTES = 32 << 30
@@ -130,6 +134,16 @@ class ImageCache:
         with self._lock(_hex(image.digest), fcntl.LOCK_SH):
             yield
 
+    def leaks(self, image: Image, task: Path) -> list[Leak]:
+        """What the image gives away of a task. Reads every file of the image the first time."""
+        secrets = secrets_of(task)
+        kept = self.root / "scans" / _hex(image.digest) / f"{secrets.digest}.json"
+        if not kept.is_file():
+            found = scan([self._layer(layer.name) for layer in image.layers], secrets)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(kept, json.dumps(found))
+        return [Leak(*row) for row in json.loads(kept.read_bytes())]
+
     # ---------------------------------------------------------------- add
 
     def add_layout(self, layout: Path, reference: str, name: str = "", blobs: Path | None = None) -> Image:
@@ -199,10 +213,11 @@ class ImageCache:
         """Of all layers. Reads the records only."""
         return sum(int(path.read_text()) for path in (self.root / "layers").glob("*.size"))
 
-    def prune(self, keep_bytes: int) -> list[str]:
+    def prune(self, keep_bytes: int, builds: bool = False) -> list[str]:
         """Remove the images used longest ago until the layers of the rest have at most `keep_bytes`; returns the digests that went.
 
-        An image that is held stays. What was never finished and layers that no image has go too, unless an image is being added.
+        An image that is held stays. What was never finished and layers that no image has go too, and with `builds` what builds share.
+        Waits until no image is being added.
         """
         removed = []
         with self._lock("cache", fcntl.LOCK_EX):
@@ -220,7 +235,7 @@ class ImageCache:
                 for path in (self.root / "layers").glob("*"):
                     if path.stem not in names:
                         path.rename(place / path.name)
-            for path in (self.blobs, self.root / "staging"):
+            for path in (self.blobs, self.root / "staging", *([self.root / "build"] if builds else [])):
                 shutil.rmtree(path, ignore_errors=True)
         return removed
 
@@ -230,6 +245,7 @@ class ImageCache:
                 for path in (self.root / "names").glob("*.json"):
                     if _Name.model_validate_json(path.read_bytes()).digest == image.digest:
                         path.unlink()
+                shutil.rmtree(self.root / "scans" / _hex(image.digest), ignore_errors=True)
                 self._record(image.digest).unlink()
         except BlockingIOError:
             return False

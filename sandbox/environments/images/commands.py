@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -68,8 +69,29 @@ def build_command(context: Path, index_mirror: str, cache: ImageCache, as_json: 
     """Build CONTEXT/Dockerfile without a network: the `environment` directory of a task."""
     from .build import build, reference
 
-    name = context.resolve().parent.name
-    _show(_ran(build(cache, context, name, index_mirror)), reference(name, context, index_mirror), as_json)
+    task = context.resolve().parent
+    found = _ran(build(cache, context, task.name, index_mirror))
+    _show(found, reference(task.name, context, index_mirror), as_json)
+    for leak in cache.leaks(found, task) if (task / "task.toml").is_file() else ():
+        click.echo(f"gives the task away: {leak.path}: {leak.detail} ({leak.kind})", err=True)
+
+
+@image.command("scan")
+@click.argument("name")
+@click.argument("tasks", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_cache
+@_json
+def scan_command(name: str, tasks: tuple[Path, ...], cache: ImageCache, as_json: bool) -> None:
+    """Look in an image for the solutions and tests of TASKS, and for other versions of their projects.
+
+    Exit status 1 when something is found.
+    """
+    found = _done(lambda: cache.require(name))
+    leaks = [(task.name, leak) for task in tasks for leak in cache.leaks(found, task)]
+    rows = [{"task": task, **leak._asdict()} for task, leak in leaks]
+    lines = [f"{task}: {leak.path}: {leak.detail} ({leak.kind})" for task, leak in leaks]
+    click.echo(json.dumps(rows) if as_json else "\n".join(lines) or f"{name} gives nothing away")
+    sys.exit(bool(leaks))
 
 
 @image.command("list")
@@ -92,12 +114,13 @@ def list_command(cache: ImageCache, as_json: bool) -> None:
 
 @image.command("prune")
 @click.option("--keep-gb", default=0.0, show_default=True, type=click.FloatRange(min=0), help="Size that may stay.")
+@click.option("--builds", is_flag=True, help="Also what builds share: base images and steps.")
 @_cache
 @_json
-def prune_command(keep_gb: float, cache: ImageCache, as_json: bool) -> None:
+def prune_command(keep_gb: float, builds: bool, cache: ImageCache, as_json: bool) -> None:
     """Remove the images used longest ago, those of a run under way excepted, and what fetching left."""
     before = cache.used_bytes()
-    removed = cache.prune(int(keep_gb * 1e9))
+    removed = cache.prune(int(keep_gb * 1e9), builds)
     freed = round((before - cache.used_bytes()) / 1e6, 1)
     click.echo(json.dumps({"removed": removed, "mb": freed}) if as_json else f"{len(removed)} images removed, {freed} MB free again")
 

@@ -30,7 +30,14 @@ async def fetch_all(cache: ImageCache, images: Mapping[str, Path | None], settin
                 elif await asyncio.to_thread(cache.find, image) is None:
                     async with pace:
                         await asyncio.sleep(settings.pull_pause_s)
-                    await (build(cache, context, context.parent.name, settings.index_mirror) if context else pull(cache, image))
+                    if context is None:
+                        await pull(cache, image)
+                    else:
+                        built = await build(cache, context, context.parent.name, settings.index_mirror)
+                        for leak in await asyncio.to_thread(cache.leaks, built, context.parent):
+                            log.warning(
+                                "the image of %s gives it away: %s: %s (%s)", context.parent.name, leak.path, leak.detail, leak.kind
+                            )
             except ImageError as error:
                 log.warning("%s", error)
                 failed[image] = str(error)
