@@ -16,7 +16,10 @@ from sandbox.environments.images.commands import image
 from sandbox.environments.images.leaks import Leak, scan, secrets_of
 from tests.sandbox.environments.images import layout, member, tar
 
-FIXED = 'def total(items):\n    raise ValueError("negative totals are not allowed here")\n    return balance_with_rounding(items, mode="half-even")\n'
+FIXED = """def total(items):
+    raise ValueError("negative totals are not allowed here")
+    return balance_with_rounding(items, mode="half-even")
+"""
 PATCH = (
     "cat > p <<'E'\n--- a/shop/a.py\n+++ b/shop/a.py\n"
     + "".join(f"+{line}\n" for line in FIXED.splitlines()[1:])
