@@ -16,6 +16,7 @@ from .pins import DebianPin, NpmPin, Pin, PythonPin
 from .selfcontained import enclose, own_python, proven
 
 TIMEOUT_S = 900
+_LOCALE = Path("/usr/lib/locale/C.utf8")
 
 
 class FetchError(Exception):
@@ -82,8 +83,17 @@ def _debian(pin: DebianPin, tree: Path, scratch: Path, arguments: Sequence[str])
         if hashlib.sha256(data).hexdigest() != digest:
             raise FetchError(f"package {name} {version} has not the SHA-256 {digest} of its pin; nothing was installed")
         _unpack(found[0], name, pin, tree, scratch)
-    enclose(tree, PurePosixPath(pin.program).name, scratch / pin.program)
-    proven([str(tree / "bin" / PurePosixPath(pin.program).name), "-V"])
+    _tmux(tree, scratch / pin.program)
+
+
+def _tmux(tree: Path, program: Path) -> None:
+    """It refuses to start without a UTF-8 locale, which an image need not have: it brings one, and keeps it from what runs in its panes."""
+    if not _LOCALE.is_dir():
+        raise FetchError(f"tmux needs the locale {_LOCALE.name}, and this machine has no {_LOCALE}")
+    shutil.copytree(_LOCALE, tree / "lib" / "locale" / _LOCALE.name)
+    (tree / "tmux.conf").write_text("set-environment -gu LOCPATH\n")
+    enclose(tree, "tmux", program, set_up='export LOCPATH="$home/lib/locale"\n', arguments='-f "$home/tmux.conf" ')
+    proven([str(tree / "bin" / "tmux"), "-V"])
 
 
 def _unpack(archive: Path, package: str, pin: DebianPin, tree: Path, scratch: Path) -> None:

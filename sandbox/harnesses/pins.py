@@ -54,7 +54,7 @@ class NpmPin:
 
 @dataclass(frozen=True)
 class DebianPin:
-    """A program of a Debian package and the packages of its libraries, as (name, version, SHA-256 of the archive).
+    """tmux from its Debian package, and the packages of its libraries, as (name, version, SHA-256 of the archive).
 
     The C library is not among them: it gets fixes at any time, and the one of the machine that installs is as good.
     """
@@ -66,7 +66,7 @@ class DebianPin:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps([self.program, *self.packages]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.program, "with a locale", *self.packages]).encode()).hexdigest()
 
 
 Pin = PythonPin | NpmPin | DebianPin

@@ -32,7 +32,7 @@ _LEFT_OUT = {
 _NO_EXTENSION = re.compile(r"(_tkinter|_test\w*|_ctypes_test|_xx\w*|xx\w*|nis)")
 _SCRIPT = """#!/bin/sh
 home=${{0%/bin/*}}
-exec "$home/lib/{loader}" --library-path "$home/lib" --argv0 "$0" "$home/bin/{program}" "$@"
+{set_up}exec "$home/lib/{loader}" --library-path "$home/lib" --argv0 "$0" "$home/bin/{program}" {arguments}"$@"
 """
 _LISTED = re.compile(r"^\s*([^\s/]+) => (/\S+) \(0x", re.MULTILINE)
 _PT_INTERP = 3
@@ -59,8 +59,10 @@ def own_python(tree: Path) -> None:
     proven([python_of(tree), "-I", "-c", script, str(place)])
 
 
-def enclose(home: Path, name: str, program: Path, parts: Iterable[Path] = ()) -> None:
+def enclose(home: Path, name: str, program: Path, parts: Iterable[Path] = (), set_up: str = "", arguments: str = "") -> None:
     """Place `program` in `home` and start it as `home/bin/name`. `parts` are other files whose libraries it will need.
+
+    `set_up` are lines of the shell before it starts, `arguments` go before those that it is given; `$home` is where it lies.
 
     Raises NotSelfContained when a library of `program` is not here; one that only a part wants may be missing, as it may be everywhere.
     """
@@ -78,7 +80,7 @@ def enclose(home: Path, name: str, program: Path, parts: Iterable[Path] = ()) ->
         if not found.resolve().is_relative_to(home.parent.resolve()):
             shutil.copy2(found, home / "lib" / library)
     script = home / "bin" / name
-    script.write_text(_SCRIPT.format(loader=loader.name, program=placed.name))
+    script.write_text(_SCRIPT.format(loader=loader.name, program=placed.name, set_up=set_up, arguments=arguments))
     script.chmod(0o755)
 
 
