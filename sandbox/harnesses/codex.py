@@ -19,6 +19,8 @@ _KEY = "LEGO_RL_ROLLOUT_KEY"
 _BINARY = "vendor/x86_64-unknown-linux-musl/bin/codex"
 # Plugins are a catalogue that it fetches from GitHub and ChatGPT when it starts.
 _OFF = ("plugins",)
+_SMALLEST = 32_000
+"""Tokens of the smallest window that it is told: its own prompt has 8,000, and for a small window it leaves parts of that out."""
 # Its session files are written among the trial's logs, from the first record on.
 _READY = f"""mkdir -p "$HOME/.codex" {AGENT_LOGS}/sessions && ln -sfn {AGENT_LOGS}/sessions "$HOME/.codex/sessions"; exec "$@" """
 _FLAGS = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json")
@@ -45,12 +47,13 @@ class Codex(HarnessAgent):
     def _config(self, url: str) -> dict[str, str]:
         """Dotted names and TOML values."""
         provider = {"name": "lego-rl", "base_url": url, "env_key": _KEY, "wire_api": "responses"}
+        context, limit = self.rollout.context, max(1, self.rollout.context - 2 * self.rollout.max_output_tokens)
+        window = {"model_context_window": str(context), "model_auto_compact_token_limit": str(limit)}
         return {
             "model": '"policy"',
             "model_provider": '"lego"',
             **{f"model_providers.lego.{name}": json.dumps(value) for name, value in provider.items()},
-            "model_context_window": str(self.rollout.context),
-            "model_auto_compact_token_limit": str(max(1, self.rollout.context - 2 * self.rollout.max_output_tokens)),
+            **(window if context >= _SMALLEST else {}),
             "check_for_update_on_startup": "false",
             "analytics.enabled": "false",
             "web_search": '"disabled"',

@@ -104,12 +104,12 @@ class MiniSweAgent(HarnessAgent):
         book.stopped(entry.text("info", "exit_status"))
         book.log.turns = entry.count("info", "model_stats", "api_calls")
         book.log.cost_usd = entry.number("info", "model_stats", "instance_cost")
-        last: float | None = None
+        last, turn = None, 0
         for message in entry.items("messages"):
             time = message.number("extra", "timestamp")
             match message.text("role"):
                 case "assistant":
-                    last = time
+                    last, turn = time, turn + 1
                     for call in message.items("tool_calls"):
                         book.began(call.text("id"), call.text("function", "name"), time)
                 case "tool":
@@ -118,5 +118,6 @@ class MiniSweAgent(HarnessAgent):
                     book.ended(message.text("tool_call_id"), time, ok, since=last)
                     last = time
                 case "user" if kind := message.text("extra", "interrupt_type"):
-                    book.note(LogEventKind.ERROR, message.text("content"), name=kind)
+                    book.note(LogEventKind.ERROR, message.text("content"), name=kind, turn=turn)  # the turn that it could not use
+                    turn += 1
         return bool(entry.items("messages"))

@@ -91,9 +91,11 @@ class OpenCode(HarnessAgent):
 
 def _tool(part: Entry, book: LogBook) -> None:
     """A tool that has ended; one that is under way is not in the log."""
-    name, call_id, error = part.text("tool"), part.text("callID"), part.text("state", "error")
+    name, call_id = part.text("tool"), part.text("callID")
+    # A call that it cannot read, or of a tool that is not there, runs as a tool of this name.
+    error = part.text("state", "input", "error") if name == "invalid" else part.text("state", "error")
     started, ended = part.number("state", "time", "start"), part.number("state", "time", "end")
-    ok = part.text("state", "status") == "completed" and part.number("state", "metadata", "exit") in (None, 0)
+    ok = not error and part.text("state", "status") == "completed" and part.number("state", "metadata", "exit") in (None, 0)
     book.began(call_id, name, None if started is None else started / 1000)
     book.ended(call_id, None if ended is None else ended / 1000, ok)
     if name == "task":

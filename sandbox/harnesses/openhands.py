@@ -69,9 +69,10 @@ class OpenHands(HarnessAgent):
                 book.note(LogEventKind.ERROR, entry.text("detail"), name=entry.text("code"))
             case "Condensation":
                 book.note(LogEventKind.COMPACTION, f"{len(entry.items('forgotten_event_ids'))} events forgotten")
-            case "Ended":  # by our program
-                book.stopped(entry.text("status"))
+            case "Began":  # this and the next by our program
                 book.named(entry.text("version"))
+            case "Ended":
+                book.stopped(entry.text("status"))
                 book.log.turns = entry.count("turns")
                 book.log.cost_usd = entry.number("cost_usd")
             case kind:

@@ -41,11 +41,12 @@ def main(tree: str) -> None:
         callbacks=[lambda event: print(event.model_dump_json(), flush=True)],
         visualizer=None,
     )
+    print(json.dumps({"kind": "Began", "version": importlib.metadata.version("openhands-sdk")}), flush=True)
     conversation.send_message(order["instruction"])
     conversation.run()
     status, cost = conversation.state.execution_status, conversation.conversation_stats.get_combined_metrics()
     ended = {"kind": "Ended", "status": status.value, "turns": len(cost.response_latencies), "cost_usd": cost.accumulated_cost}
-    print(json.dumps(ended | {"version": importlib.metadata.version("openhands-sdk")}), flush=True)
+    print(json.dumps(ended), flush=True)
     conversation.close()
     sys.exit(0 if status.name == "FINISHED" else f"the conversation ended as {status.value}")
 
