@@ -16,7 +16,9 @@ from statistics import median
 import psutil
 
 from sandbox.environments.backend import backends
+from sandbox.environments.images.cache import ImageCache
 from sandbox.environments.namespace.cgroups import hierarchies
+from server.schemas.datadir import DataDir
 
 MARK = "lego-rl-"
 """Every spawner's state directory and cgroup is named so."""
@@ -57,6 +59,8 @@ class Facts:
     """Of the data directory: used share, free GB."""
     shared_memory: float = 0
     """Used share of /dev/shm."""
+    images: tuple[int, float, float] = (0, 0, 0)
+    """In the image cache: their number, GB of their layers, GB that an interrupted fetch left."""
     trends: list[StartTrend] = field(default_factory=list)
 
 
@@ -69,6 +73,7 @@ def gather(runs: Path, trends: bool = True) -> Facts:
     )
     usage = shutil.disk_usage(_existing(runs))
     shared = shutil.disk_usage("/dev/shm")  # noqa: S108
+    images = ImageCache(DataDir(runs.parent).images)
     return Facts(
         abandoned=abandoned,
         groups=groups,
@@ -81,6 +86,7 @@ def gather(runs: Path, trends: bool = True) -> Facts:
         percpu_mb=_number(r"^Percpu:\s+(\d+)", _text("/proc/meminfo")) / 1024,
         disk=(usage.used / usage.total, usage.free / 1e9),
         shared_memory=shared.used / shared.total if shared.total else 0,
+        images=(len(images.images()), images.used_bytes() / 1e9, images.left_bytes() / 1e9),
         trends=[trend for run in sorted(runs.glob("*")) if (trend := start_trend(run)) is not None] if trends else [],
     )
 

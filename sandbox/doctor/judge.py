@@ -66,6 +66,9 @@ def _machine(facts: Facts) -> Iterator[MachineFinding]:
     used, free = facts.disk
     full = used > DISK_USED and free < DISK_FREE_GB
     yield _finding("disk", full, f"{used:.0%} used, {free:.0f} GB free where runs are kept", "remove runs that are no longer needed")
+    number, layers, left = facts.images
+    hint = "an interrupted fetch left something: `rl image prune --keep-gb 1000` removes that, a smaller number also images"
+    yield _finding("images", left > 0, f"{number} images, {layers:.1f} GB" + (f", {left:.1f} GB unfinished" if left else ""), hint)
     crowded = facts.shared_memory > SHARED_MEMORY
     hint = "segments of trainers or engines that crashed: remove those that belong to no process"
     yield _finding("shared memory", crowded, f"{facts.shared_memory:.0%} of /dev/shm used", hint)

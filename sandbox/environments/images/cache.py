@@ -235,9 +235,25 @@ class ImageCache:
                 for path in (self.root / "layers").glob("*"):
                     if path.stem not in names:
                         path.rename(place / path.name)
-            for path in (self.blobs, self.root / "staging", *([self.root / "build"] if builds else [])):
+            for path in (*self._unfinished, *([self.root / "build"] if builds else [])):
                 shutil.rmtree(path, ignore_errors=True)
         return removed
+
+    def tidy(self) -> None:
+        """Remove what was fetched and is unpacked, unless an image is being added."""
+        with contextlib.suppress(BlockingIOError), self._lock("cache", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in self._unfinished:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def left_bytes(self) -> int:
+        """Of what fetching left when it was interrupted; 0 while an image is being added. Changes nothing."""
+        if not self.root.is_dir():
+            return 0
+        try:
+            with self._lock("cache", fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return sum(path.lstat().st_size for top in self._unfinished for path in top.rglob("*"))
+        except BlockingIOError:
+            return 0
 
     def _forget(self, image: Image) -> bool:
         try:
@@ -252,6 +268,10 @@ class ImageCache:
         return True
 
     # ---------------------------------------------------------------- places
+
+    @property
+    def _unfinished(self) -> tuple[Path, Path]:
+        return self.blobs, self.root / "staging"
 
     def _layer(self, name: str) -> Path:
         return self.root / "layers" / name

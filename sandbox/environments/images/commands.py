@@ -57,6 +57,7 @@ def pull_command(source: str, name: str, cache: ImageCache, as_json: bool) -> No
         from .registry import pull
 
         found = _ran(pull(cache, source, name))
+        cache.tidy()
     _show(found, name or source, as_json)
 
 

@@ -28,6 +28,7 @@ def test_every_kind_of_trouble_is_named_with_a_hint() -> None:
     assert warned(Facts(disk=(0.5, 500))) == set()
     assert warned(Facts(disk=(0.99, 1), shared_memory=0.9, cgroups=60_000)) == {"disk", "shared memory", "kernel"}
     assert warned(Facts(disk=(0.99, 600), percpu_mb=30_000)) == {"kernel"}
+    assert warned(Facts(images=(3, 10, 0.5))) == {"images"} and warned(Facts(images=(3, 10, 0))) == set()
     left = Facts(abandoned=[Path("/x")], groups=["/g"], group_processes=2, mounts=["/m"], spawners=[7], elsewhere=["pods"])
     assert warned(left) == {"state", "cgroups", "mounts", "spawners", "containers and pods"}
     assert warned(Facts(trends=[StartTrend("slow", 100, 0.05, 3.0), StartTrend("quick", 100, 0.01, 0.05)])) == {

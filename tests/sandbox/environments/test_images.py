@@ -197,6 +197,19 @@ def test_what_was_used_longest_ago_goes_first_and_what_is_in_use_stays(tmp_path:
     assert cache.used_bytes() == 0 and not list((cache.root / "layers").iterdir())
 
 
+def test_what_an_interrupted_fetch_left_is_seen_and_removed(tmp_path: Path) -> None:
+    cache = ImageCache(tmp_path / "cache")
+    assert cache.left_bytes() == 0 and not cache.root.exists()
+    with cache.adding():
+        (cache.root / "staging/x").mkdir(parents=True)
+        (cache.root / "staging/x/half").write_bytes(b"x" * 1000)
+        cache.tidy()
+        assert cache.left_bytes() == 0 and (cache.root / "staging/x/half").exists()  # somebody is at it
+    assert cache.left_bytes() >= 1000
+    cache.tidy()
+    assert cache.left_bytes() == 0
+
+
 # ------------------------------------------------------------------ sandboxes
 
 
