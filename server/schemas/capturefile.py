@@ -70,6 +70,8 @@ class TurnEntry(_Entry):
     drift: Drift | None
     sent: bool
     returned: bool
+    started: float | None = None
+    finished: float | None = None
 
 
 class NodeEntry(_Entry):

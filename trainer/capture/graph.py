@@ -90,6 +90,9 @@ class Turn(Node):
     """The whole answer was written to a client that was there."""
     returned: bool = False
     """A later request holds this turn: delivery is proven."""
+    started: float | None = None
+    """When the engine was asked, Unix seconds; `finished` when it had answered. None in a capture that nobody timed."""
+    finished: float | None = None
 
     @property
     def sampled(self) -> np.ndarray:

@@ -60,6 +60,8 @@ def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
         drift=turn.drift,
         policy_version=turn.spans[0][1],
         policy_versions=turn.spans,
+        started=turn.started,
+        finished=turn.finished,
     )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import math
+import time
 
 from trainer.capture.capture import Capture
 from trainer.capture.graph import Node, Place, Turn, store_routes
@@ -41,7 +42,7 @@ class Session:
         self._engine, self._rendering = engine, rendering
         self._sampling, self._limits = sampling, limits
         self._flights: dict[bytes, Flight] = {}
-        self._tasks: set[asyncio.Task[Turn]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[bytes, Turn] = {}
         """The newest answer to each call."""
         self._sampled = self._unanswered = 0
@@ -153,13 +154,13 @@ class Session:
             self._prune(place.node)
             raise
 
-    def _land(self, flight: Flight, task: asyncio.Task[Turn]) -> None:
+    def _land(self, flight: Flight, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self._flights.get(flight.call) is flight:
             del self._flights[flight.call]
 
     async def _generate(self, request: Request, place: Place, sampling: Sampling, flight: Flight) -> Turn:
-        first = place.routes_from() if self._routed else 0
+        first, started = place.routes_from() if self._routed else 0, time.time()
         try:
             call = GenerationRequest(self.rollout_id, self.capture.graph.prompt(place), sampling, first, flight.take)
             generation = await self._engine.generate(call)
@@ -183,6 +184,7 @@ class Session:
         turn = self._answers[request.call] = self.capture.graph.add_turn(
             place, message, generation, request, malformed=parsed.malformed, spans=generation.spans or None
         )
+        turn.started, turn.finished = started, time.time()
         self._routed = self._routed or generation.routes is not None
         if generation.routes is not None and not store_routes(turn, generation.routes, first):
             self.capture.violations.append(

@@ -49,6 +49,8 @@ def test_record_tells_the_rollout() -> None:
     assert [branch.reason for branch in record.branches] == [BranchReason.ROOT, BranchReason.MALFORMED_TURN]
     assert {turn.policy_version for turn in record.turns} == {3}
     assert record.sampled_tokens == sum(branch.sampled_tokens for branch in record.branches)
+    times = [time for turn in record.turns for time in (turn.started, turn.finished)]
+    assert None not in times and times == sorted(time for time in times if time is not None)
 
 
 def test_branch_that_is_too_long_is_excluded_and_not_cut() -> None:
