@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
+
+import msgspec
 
 from trainer.capture.request import Request
 from trainer.proxy.dialects import Dialect
@@ -25,7 +26,7 @@ async def answer(line: Line, dialect: Dialect, session: Session, request: Reques
             await _stream(line, dialect, flight, stream, patience.keep_alive)
         else:
             await line.wait(flight.landing)
-            await line.answer(200, json.dumps(dialect.encode(flight.landing.result(), request, answer_id)))
+            await line.answer(200, msgspec.json.encode(dialect.encode(flight.landing.result(), request, answer_id)))
         flight.landing.result().sent = True
     finally:
         session.leave(flight)

@@ -21,7 +21,7 @@ class Flight:
         self.waiters = 0
         self.node: Node | None = None
         """Where in the graph the turn will hang."""
-        self.task: asyncio.Task[Turn] | None = None
+        self.task: asyncio.Task[None] | None = None
         self.landing: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._sleepers: list[asyncio.Future[None]] = []
 
@@ -32,9 +32,8 @@ class Flight:
         flight.landing.set_result(turn)
         return flight
 
-    def take_off(self, sampling: Coroutine[Any, Any, Turn], name: str) -> asyncio.Task[Turn]:
-        self.task = asyncio.create_task(sampling, name=name)
-        self.task.add_done_callback(self._land)
+    def take_off(self, sampling: Coroutine[Any, Any, Turn], name: str) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self._fly(sampling), name=name)
         return self.task
 
     def take(self, ids: list[int], _: list[float]) -> None:
@@ -66,14 +65,17 @@ class Flight:
         self._wake()
         return True
 
-    def _land(self, task: asyncio.Task[Turn]) -> None:
-        if self.landing.done() or task.cancelled():
+    async def _fly(self, sampling: Coroutine[Any, Any, Turn]) -> None:
+        try:
+            turn = await sampling
+        except Exception as error:  # whoever waits is told, whatever it is
+            if not self.landing.done():
+                self._fail(error)
+                self._wake()
             return
-        if error := task.exception():
-            self._fail(error)
-        else:
-            self.landing.set_result(task.result())
-        self._wake()
+        if not self.landing.done():
+            self.landing.set_result(turn)
+            self._wake()
 
     def _fail(self, error: BaseException) -> None:
         self.landing.set_exception(error)

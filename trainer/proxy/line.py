@@ -34,9 +34,9 @@ class Line:
         if self._gone.done():
             raise ClientGone
 
-    async def answer(self, status: int, body: str, media_type: bytes = JSON) -> None:
+    async def answer(self, status: int, body: str | bytes, media_type: bytes = JSON) -> None:
         """A whole answer."""
-        content = body.encode()
+        content = body if isinstance(body, bytes) else body.encode()
         await self._write(_head(status, media_type, (b"content-length", b"%d" % len(content))))
         await self._body(content, more=False)
 

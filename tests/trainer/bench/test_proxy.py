@@ -14,9 +14,11 @@ def test_bench_measures_rows_slopes_and_the_weight_of_a_capture() -> None:
     plan = measure.Plan(sessions=(1, 2), seconds=0.2, long_turns=3, long_tokens=0, slope_turns=30, fillers=(0, 1))
     result = json.loads(json.dumps(asyncio.run(measure.run(plan))))
     columns = ["sessions", "rate", "added_p50_ms", "added_p99_ms", "rps_per_core", "bytes_per_token", "rss_mb"]
+    columns += ["cpu_ms", "floor_p50_ms", "floor_p99_ms"]
     assert [(list(row), row["sessions"], row["rate"]) for row in result["rows"]] == [(columns, 1, 50), (columns, 2, 50)]
     for row in result["rows"]:
         assert row["added_p50_ms"] <= row["added_p99_ms"] and row["rps_per_core"] > 0 and row["rss_mb"] > 10
+        assert row["floor_p50_ms"] <= row["floor_p99_ms"] and row["cpu_ms"] > 0
         assert row["bytes_per_token"] == result["long_session"]["bytes_per_token"] < 40
     assert result["long_session"]["turns"] == 3 and result["long_session"]["tokens"] > 15_000
     assert result["routes"]["route_bytes_per_token"] == pytest.approx(48 * 8)

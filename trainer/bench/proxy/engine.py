@@ -97,16 +97,21 @@ async def _serve_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         writer.close()
 
 
-def _chat(answer: dict[str, Any]) -> bytes:
-    """The turn as vLLM answers `return_token_ids` and `logprobs`, with a prompt of 20,000 ids."""
-    ids, text = answer["ids"], answer["text"]
+def message(text: str) -> dict[str, Any]:
+    """A sampled turn as a chat message."""
     spoken, _, rest = text.partition("\n<tool_call>\n")
     call = json.loads(rest.partition("\n</tool_call>")[0])
     function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+    return {"role": "assistant", "content": spoken, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+
+
+def _chat(answer: dict[str, Any]) -> bytes:
+    """The turn as vLLM answers `return_token_ids` and `logprobs`, with a prompt of 20,000 ids."""
+    ids = answer["ids"]
     entry = {"logprob": -0.125, "bytes": [120, 121, 122], "top_logprobs": []}
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": spoken, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
+        "message": message(answer["text"]),
         "finish_reason": "tool_calls",
         "token_ids": ids,
         "logprobs": {"content": [{"token": f"token_id:{token}", **entry} for token in ids]},

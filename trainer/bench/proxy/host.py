@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import types
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ async def main(directory: Path, engine_port: int) -> None:
     gc.collect()
     gc.freeze()  # as the trainer does: the collector need not look at what stays for good
     host = Host(proxy, engine, rendering)
+    async for command in commands():
+        print(json.dumps(await host.obey(**command)), flush=True)
+    await proxy.stop()
+    engine.close()
+
+
+async def commands() -> AsyncIterator[dict[str, Any]]:
+    """What the bench asks for on standard input, until that ends. Says first that this process is ready."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     print("{}", flush=True)
     while line := await reader.readline():
-        command = json.loads(line)
-        print(json.dumps(await host.obey(**command)), flush=True)
-    await proxy.stop()
-    engine.close()
+        yield json.loads(line)
 
 
 class Host:
@@ -64,10 +70,10 @@ class Host:
                 reader = self._proxy._sessions[id].reader
                 return _weigh(await self._proxy.close(id), reader)
             case _:
-                return _usage()
+                return usage()
 
 
-def _usage() -> dict[str, Any]:
+def usage() -> dict[str, Any]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {"cpu_s": time.process_time(), "rss_mb": pages * os.sysconf("SC_PAGESIZE") / 1e6}
 

@@ -48,8 +48,8 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Row:
     """`added` is the call through the proxy less the median direct call to the engine, made in turn with it, over all turns of all
-    sessions. `rps_per_core` is answers per CPU second of the proxy's process when nobody waits. `bytes_per_token` is what a long session
-    holds in memory for each token of its graph, None where that is not known."""
+    sessions. `rps_per_core` is answers per CPU second of the server's process when nobody waits, `cpu_ms` its CPU time per call at `rate`.
+    `bytes_per_token` is what a long session holds in memory for each token of its graph, None where that is not known."""
 
     sessions: int
     rate: float
@@ -58,6 +58,7 @@ class Row:
     rps_per_core: float
     bytes_per_token: float | None
     rss_mb: float
+    cpu_ms: float
 
 
 async def run(plan: Plan) -> dict[str, Any]:
@@ -67,24 +68,32 @@ async def run(plan: Plan) -> dict[str, Any]:
         directory = Path(scratch)
         processes.prepare(directory, traffic, plan.model)
         async with processes.engine(directory) as ports:
-            async with processes.proxy(directory, ports, plan.dialect) as handle:
-                result = await _ours(plan, traffic, handle, ports)
+            async with (
+                processes.server("floor", directory, ports, "openai") as floor,
+                processes.server("host", directory, ports, plan.dialect) as handle,
+            ):
+                result = await _ours(plan, traffic, handle, floor, ports)
             found = await asyncio.to_thread(against.installed, plan.against)
             others = [await _theirs(plan, traffic, server, python, ports, result["rows"]) for server, python in found]
     return {**result, "against": others, "machine": {"cpus": os.cpu_count(), "load_before": load, "load_after": os.getloadavg()[0]}}
 
 
-async def _ours(plan: Plan, traffic: Traffic, handle: processes.Handle, ports: processes.EnginePorts) -> dict[str, Any]:
+async def _ours(
+    plan: Plan, traffic: Traffic, handle: processes.Handle, floor: processes.Handle, ports: processes.EnginePorts
+) -> dict[str, Any]:
     engine = SocketEngine(ports.tokens)
     prompt, sampling = np.arange(DIRECT_PROMPT, dtype=np.int32), Sampling(1.0, 10_000, ())
     bench = _Bench(plan, traffic, handle, KEY, plan.dialect, lambda: engine.generate(GenerationRequest("direct", prompt, sampling)))
+    passing = _Bench(plan, traffic, floor, KEY, "openai", bench.direct)
     await bench.warm_up()
+    await passing.warm_up()
     long = await _weigh(bench, "long", plan.long_turns, plan.long_tokens, routed=False)
     routed = await _weigh(bench, "routed", 4, 0, routed=True)
     rows, direct = [], []
     for sessions in plan.sessions:
+        below, _ = await passing.added(sessions, plan.seconds / 2)
         row, latencies = await bench.row(sessions, long["bytes_per_token"])
-        rows.append(asdict(row))
+        rows.append({**asdict(row), "floor_p50_ms": statistics.median(below), "floor_p99_ms": _p99(below)})
         direct.append({"sessions": sessions, **_direct(latencies)})
     points = [point for fillers in plan.fillers for point in await _points(bench, fillers)]
     engine.close()
@@ -132,21 +141,26 @@ class _Bench[T: Target]:
                 sent += len(body)
         return sent
 
-    async def row(self, sessions: int, bytes_per_token: float | None) -> tuple[Row, Latencies]:
-        plan = self.plan
+    async def added(self, sessions: int, seconds: float) -> tuple[list[float], Latencies]:
+        """Milliseconds that each call of an open loop took more than a direct one."""
         gc.collect()
         gc.disable()  # the load's own pauses are nobody's latency
         try:
-            latencies = await open_loop(self.target, self.converse, self.key, sessions, plan.rate, plan.seconds, self.direct)
-            before = await self.target.usage()
-            answers = await closed_loop(self.target, self.converse, self.key, sessions, plan.saturation_seconds)
-            after = await self.target.usage()
+            latencies = await open_loop(self.target, self.converse, self.key, sessions, self.plan.rate, seconds, self.direct)
         finally:
             gc.enable()
         direct = statistics.median(latencies.direct)
-        added = [1000 * (took - direct) for took in latencies.through]
+        return [1000 * (took - direct) for took in latencies.through], latencies
+
+    async def row(self, sessions: int, bytes_per_token: float | None) -> tuple[Row, Latencies]:
+        plan, start = self.plan, await self.target.usage()
+        added, latencies = await self.added(sessions, plan.seconds)
+        before = await self.target.usage()
+        answers = await closed_loop(self.target, self.converse, self.key, sessions, plan.saturation_seconds)
+        after = await self.target.usage()
+        cpu_ms = 1000 * (before.cpu_s - start.cpu_s) / len(added)
         per_core = answers / max(after.cpu_s - before.cpu_s, 1e-3)
-        return Row(sessions, plan.rate, statistics.median(added), _p99(added), per_core, bytes_per_token, after.rss_mb), latencies
+        return Row(sessions, plan.rate, statistics.median(added), _p99(added), per_core, bytes_per_token, after.rss_mb, cpu_ms), latencies
 
 
 async def _weigh(bench: _Bench[processes.Handle], name: str, turns: int, tokens: int, *, routed: bool) -> dict[str, Any]:

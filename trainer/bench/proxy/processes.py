@@ -88,8 +88,9 @@ async def engine(directory: Path) -> AsyncIterator[EnginePorts]:
 
 
 @asynccontextmanager
-async def proxy(directory: Path, ports: EnginePorts, dialect: Dialect) -> AsyncIterator[Handle]:
-    async with child(sys.executable, "-m", "trainer.bench.proxy.host", str(directory), str(ports.tokens)) as process:
+async def server(module: str, directory: Path, ports: EnginePorts, dialect: Dialect) -> AsyncIterator[Handle]:
+    """`host`, which is the proxy, or `floor`."""
+    async with child(sys.executable, "-m", f"trainer.bench.proxy.{module}", str(directory), str(ports.tokens)) as process:
         if process.stdout is None or not await process.stdout.readline():
-            raise RuntimeError("the bench's proxy did not start; its last words are above")
+            raise RuntimeError(f"the bench's {module} did not start; its last words are above")
         yield Handle(process, PATHS[dialect])

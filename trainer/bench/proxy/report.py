@@ -25,7 +25,8 @@ def text(result: dict[str, Any]) -> str:
 
 
 def _row(server: str, row: dict[str, Any]) -> str:
+    floor = f" (a server that passes bodies by: +{row['floor_p50_ms']:.2f} ms)" if "floor_p50_ms" in row else ""
     return (
-        f"{server:18s} {row['sessions']:3d} sessions at {row['rate']:g}/s: +{row['added_p50_ms']:.2f} ms median, "
+        f"{server:18s} {row['sessions']:3d} sessions at {row['rate']:g}/s: +{row['added_p50_ms']:.2f} ms median{floor}, "
         f"+{row['added_p99_ms']:.2f} ms p99; {row['rps_per_core']:,.0f} calls/s per core, {row['rss_mb']:.0f} MB"
     )
