@@ -36,6 +36,8 @@ home=${{0%/bin/*}}
 """
 _LISTED = re.compile(r"^\s*([^\s/]+) => (/\S+) \(0x", re.MULTILINE)
 _PT_INTERP = 3
+_ASKED_FOR = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2")
+"""What the C library opens by itself when a thread ends or a name is looked up: no program names them."""
 
 
 class NotSelfContained(Exception):
@@ -55,7 +57,7 @@ def own_python(tree: Path) -> None:
     shutil.copytree(standard, place, ignore=_left_out)
     program = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     enclose(home, "python3", program, tree.rglob("*.so*"))
-    script = "import compileall, sys, ssl, sqlite3, ctypes, lzma, bz2, readline; compileall.compile_dir(sys.argv[1], quiet=2)"
+    script = "import compileall, sys, ssl, ctypes; compileall.compile_dir(sys.argv[1], quiet=2)"
     proven([python_of(tree), "-I", "-c", script, str(place)])
 
 
@@ -73,6 +75,8 @@ def enclose(home: Path, name: str, program: Path, parts: Iterable[Path] = (), se
     loader = _loader(program)
     shutil.copy2(loader, home / "lib" / loader.name)
     needed = _libraries(loader, program, home / "lib", wanted=True)
+    beside = needed.get("libc.so.6", loader).parent
+    needed |= {library: beside / library for library in _ASKED_FOR if (beside / library).is_file()}
     for part in [*parts]:
         if part.is_file() and not part.is_symlink() and _is_elf(part):
             needed |= _libraries(loader, part, home / "lib", wanted=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.harnesses.pins import NpmPin, PythonPin
+from sandbox.harnesses.pins import DebianPin, NpmPin, PythonPin
 from sandbox.harnesses.store import RuntimeMissing, RuntimeStoreError, RuntimeTampered, Store
 
 
@@ -144,4 +144,44 @@ def test_an_archive_that_leaves_its_place_is_refused(tmp_path: Path, monkeypatch
 def test_without_npm_the_message_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeStoreError, match=r"`npm` was not found; install Node\.js"):
+        Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", "sha512-x"))
+
+
+def apt(directory: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs `apt-get` and `dpkg-deb`; the former delivers `archive` as package tool, once it has lists of its own."""
+    (directory / "tool.deb").write_bytes(archive)
+    deliver = f"cp {directory}/tool.deb tool_1.0_amd64.deb"
+    apt_get = f'case "$*" in *update*) exit;; *State*) {deliver};; *) echo no lists >&2; exit 100;; esac'
+    for name, script in {"apt-get": apt_get, "dpkg-deb": 'cat "$2"'}.items():
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+
+def test_a_debian_package_is_taken_only_with_the_pinned_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program comes out with libraries, loader and locale; nothing else of the package is kept."""
+    files = {"./usr/bin/tmux": Path("/bin/cat"), "./usr/lib/libown.so.1": Path("/etc/hostname"), "./etc/other": Path("/etc/hostname")}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, source in files.items():
+            archive.add(source.resolve(), name)
+    data = buffer.getvalue()
+    apt(tmp_path, data, monkeypatch)
+    monkeypatch.setattr("sandbox.harnesses.fetch.proven", lambda command: None)  # `cat` is no tmux
+    other, pin = (
+        DebianPin("tool", "2.0", "usr/bin/tmux", (("tool", "1.0", digest),)) for digest in ("0" * 64, hashlib.sha256(data).hexdigest())
+    )
+    store = Store(tmp_path / "store")
+    with pytest.raises(RuntimeStoreError, match=r"package tool 1\.0 has not the SHA-256 0000.* nothing was installed"):
+        store.install(other)
+    tree = store.install(pin)
+    assert store.verify(pin) == tree
+    assert {path.name for path in tree.iterdir()} == {"bin", "lib", "tmux.conf"}
+    assert {"libown.so.1", "libc.so.6", "locale"} < {path.name for path in (tree / "lib").iterdir()}
+    assert (tree / "bin" / "tmux.program").read_bytes() == Path("/bin/cat").read_bytes()
+
+
+def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(RuntimeStoreError, match="tool is pinned for x86_64 Linux, and this is aarch64"):
         Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", "sha512-x"))
