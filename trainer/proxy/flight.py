@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from trainer.capture.graph import Node, Turn
@@ -32,7 +32,7 @@ class Flight:
         flight.landing.set_result(turn)
         return flight
 
-    def take_off(self, sampling: Coroutine[Any, Any, Turn], name: str) -> asyncio.Task[None]:
+    def take_off(self, sampling: Callable[[], Coroutine[Any, Any, Turn]], name: str) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._fly(sampling), name=name)
         return self.task
 
@@ -65,10 +65,10 @@ class Flight:
         self._wake()
         return True
 
-    async def _fly(self, sampling: Coroutine[Any, Any, Turn]) -> None:
+    async def _fly(self, sampling: Callable[[], Coroutine[Any, Any, Turn]]) -> None:
         try:
-            turn = await sampling
-        except Exception as error:  # whoever waits is told, whatever it is
+            turn = await sampling()
+        except Exception as error:  # noqa: BLE001  (whoever waits is told, whatever it is)
             if not self.landing.done():
                 self._fail(error)
                 self._wake()

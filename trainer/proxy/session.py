@@ -132,7 +132,7 @@ class Session:
         sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
         flight = self._flights[request.call] = Flight(request.call, place.end, place.scaffold)
         flight.node = place.node
-        task = flight.take_off(self._generate(request, place, sampling, flight), f"turn of {self.rollout_id}")
+        task = flight.take_off(lambda: self._generate(request, place, sampling, flight), f"turn of {self.rollout_id}")
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._land(flight, task))
         return flight
