@@ -75,8 +75,8 @@ def _debian(pin: DebianPin, tree: Path, scratch: Path, arguments: Sequence[str])
     except FetchError:  # this machine has no package lists yet, or old ones: fetch lists of our own, which anybody may do
         lists = [f"-oDir::State::lists={scratch}/lists", f"-oDir::Cache={scratch}/cache"]
         (scratch / "lists" / "partial").mkdir(parents=True)
-        _run(["apt-get", *lists, *arguments, "update"], pin, scratch)
-        _run([*download[:1], *lists, *download[1:]], pin, scratch)
+        _run(["apt-get", *arguments, *lists, "update"], pin, scratch)
+        _run([*download, *lists], pin, scratch)
     for name, version, digest in pin.packages:
         found = [path for path in scratch.glob("*.deb") if path.name.startswith(f"{name}_")]
         data = found[0].read_bytes() if found else b""
