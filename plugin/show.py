@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from server.schemas.api import HarnessStatus, Point, RunStatus, RunSummary, StepForming
 from server.schemas.checks import CheckReport, Diagnosis, Level, Plan
+from server.schemas.hints import HINTS
+from server.schemas.outcome import Cause
 from server.schemas.states import Phase
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -66,6 +68,8 @@ def status(run: RunStatus) -> Iterator[str]:
         yield "  outcomes: " + ", ".join(f"{name} {count}" for name, count in sorted(run.outcomes.items()))
     for row in run.harnesses:
         yield f"  in {row.harness}: " + "; ".join(_in_harness(row))
+    for cause in (cause for cause in Cause if cause in run.outcomes):
+        yield f"  {cause}: look at {HINTS[cause]}"
     if run.problem:
         yield f"  problem: {run.problem}"
 

@@ -24,7 +24,7 @@ from .routes import diagnosis, events, findings, info, plans, regrades, runs, te
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
 from .telemetry.requests import RequestMetrics
-from .ui import pages
+from .ui import machines, pages
 from .version import VERSION
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
     for routes in (info, check_routes, plans, runs, events, trials, regrades, findings, diagnosis, telemetry):
         app.include_router(routes.router)
     app.include_router(pages.router)
+    app.include_router(machines.router)
     app.mount("/static", StaticFiles(packages=[("server.ui", "static")]), name="static")
     return app
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from server.schemas.checks import Evidence, Finding
-from server.schemas.outcome import ADMISSION, Cause, Scored
+from server.schemas.hints import HINTS
+from server.schemas.outcome import ADMISSION, Scored
 from server.schemas.suspicion import Sign
 
 from .pack import GroupFacts, Pack, TrialFacts, failed_of
@@ -54,22 +55,11 @@ def infrastructure_failures(pack: Pack) -> list[Finding]:
         rows = [Evidence(id="run", text=f"{count} of {len(trials)} trials", values={"failed": count, "trials": len(trials)})]
         rows.append(Evidence(id=worst, text=f"{shares[worst]:.0%} of its trials", values={"share": round(shares[worst], 4)}))
         rows += [Evidence(id=f"trial:{t.trial_id}", text=f"in {o.stage}: {o.detail}") for t, o in failed if o.cause == cause][:SHOWN]
-        detail = f"{count} of {len(trials)} trials have no reward; most in {worst}. They stay out of statistics and loss. {_hint(cause)}"
+        detail = f"{count} of {len(trials)} trials have no reward; most in {worst}. They stay out of statistics and loss. "
+        detail += f"Candidates: {HINTS[cause]}."
         name = f"infrastructure_failures-{cause}"
         findings.append(_finding(pack, name, f"Trials fail with {cause}", detail, ADMISSION[cause].fault, rows))
     return findings
-
-
-def _hint(cause: Cause) -> str:
-    hints = {
-        Cause.SANDBOX_SETUP: "Candidates: memory, disk or namespaces of the sandbox host.",
-        Cause.AGENT_SETUP: "Candidates: the harness runtime is missing or damaged (`rl harness verify`).",
-        Cause.HARNESS_NEVER_CALLED: "Candidates: the harness did not start, or cannot reach its proxy.",
-        Cause.AGENT_TIMEOUT: "Candidates: the agent's time budget is short for these tasks, or the engine is slow.",
-        Cause.RUNNER_LOST: "Candidates: the runner was killed or ran out of memory.",
-        Cause.ENGINE: "Candidates: a prompt longer than the context, or an error in the engine's log.",
-    }
-    return hints.get(cause, "See the stage and the message of the cited trials.")
 
 
 def zero_signal_groups(pack: Pack) -> list[Finding]:

@@ -111,3 +111,9 @@ def regraded_points(session: Session, run_id: str, phase: Phase) -> dict[int, Po
         .order_by(Group.step)
     )
     return {step: share_point(step, solved, n) for step, solved, n in rows}
+
+
+def regrades_of(session: Session, run_id: str, trial_id: str) -> list[tuple[str, float, Scored]]:
+    """Every further verdict on one trial: verifier, Unix seconds, verdict; the newest first."""
+    query = sa.select(RegradeRow).where(RegradeRow.run_id == run_id, RegradeRow.trial_id == trial_id).order_by(RegradeRow.time.desc())
+    return [(row.verifier, row.time, Scored.model_validate(row.outcome)) for row in session.scalars(query)]

@@ -20,10 +20,13 @@ from ..diagnosis.service import diagnose, store
 from ..errors import no_run
 from ..runs.files import Missing, read_capture, run_dir
 from ..runs.placed import place
+from ..runs.regrades import regrades_of
+from ..runs.stages import stage_shares, trial_parts
 from ..runs.status import run_spec, run_status, run_summaries
 from ..runs.trials import TrialFilter, trial_detail, trial_rows
 from ..schemas.checks import Verdict
 from ..schemas.events import Count
+from ..schemas.hints import HINTS
 from ..schemas.states import Phase
 from ..security import COOKIE
 from .series import MetricPoint, Series, metric_points, series
@@ -56,17 +59,19 @@ def _templates() -> Environment:
     here = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=here, autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(clock=_clock, ago=_ago, percent=lambda value: f"{value:.0%}")
+    environment.globals["hints"] = HINTS
     return environment
 
 
-def _page(name: str, **values: Any) -> HTMLResponse:
+def page(name: str, **values: Any) -> HTMLResponse:
+    """A template with its values escaped; no cache keeps it."""
     return HTMLResponse(_templates().get_template(name).render(values), headers={"cache-control": "no-store"})
 
 
 @router.get("/", dependencies=[READ])
 def runs(context: Ctx) -> HTMLResponse:
     with context.db.read() as session:
-        return _page("runs.html", runs=run_summaries(session))
+        return page("runs.html", runs=run_summaries(session))
 
 
 @router.get("/runs/{run_id}", dependencies=[READ])
@@ -76,7 +81,7 @@ def run(context: Ctx, run_id: str) -> HTMLResponse:
         if status is None:
             raise no_run(run_id)
         builtin = run_spec(session, session.get_one(Run, run_id)).model.path.startswith("builtin:")
-    return _page("run.html", status=status, policy_note=POLICY_NOTE if builtin else "")
+    return page("run.html", status=status, policy_note=POLICY_NOTE if builtin else "")
 
 
 @router.get("/runs/{run_id}/live", dependencies=[READ])
@@ -85,7 +90,13 @@ def live(context: Ctx, run_id: str) -> HTMLResponse:
         status = run_status(session, run_id)
     if status is None:
         raise no_run(run_id)
-    return _page("_live.html", status=status)
+    return page("_live.html", status=status)
+
+
+@router.get("/runs/{run_id}/stages", dependencies=[READ])
+def stages(context: Ctx, run_id: str) -> HTMLResponse:
+    with context.db.read() as session:
+        return page("_stages.html", shares=stage_shares(session, run_id))
 
 
 @router.get("/runs/{run_id}/series.json", dependencies=[READ])
@@ -112,7 +123,7 @@ def trials(context: Ctx, run_id: str, phase: Phase | None = None, step: Count | 
         if steps and (phase is None or step is None):
             phase, step = steps[-1]
         rows = trial_rows(session, run_id, TrialFilter(phase=phase, step=step)) if steps else []
-    return _page("_trials.html", run_id=run_id, steps=steps, phase=phase, step=step, trials=rows)
+    return page("_trials.html", run_id=run_id, steps=steps, phase=phase, step=step, trials=rows)
 
 
 @router.get("/runs/{run_id}/trials/{trial_id}", dependencies=[READ])
@@ -120,8 +131,10 @@ def trial(context: Ctx, run_id: str, trial_id: str) -> HTMLResponse:
     with context.db.read() as session:
         detail = trial_detail(session, run_id, trial_id)
         row = session.get(CaptureRow, (run_id, trial_id))
+        again = regrades_of(session, run_id, trial_id)
     if detail is None:
         raise HTTPException(404, f"run {run_id} has no trial {trial_id}")
+    parts = trial_parts(detail.timings, detail.started, detail.finished)
     capture, missing = None, ""
     if row is not None:
         try:
@@ -129,14 +142,15 @@ def trial(context: Ctx, run_id: str, trial_id: str) -> HTMLResponse:
         except Missing as error:
             missing = str(error)
     placed = place(capture) if capture else None
-    return _page("trial.html", run_id=run_id, t=detail, timings=detail.timings, capture=capture, placed=placed, missing=missing)
+    shown = {"capture": capture, "placed": placed, "missing": missing, "again": again, "parts": parts}
+    return page("trial.html", run_id=run_id, t=detail, timings=detail.timings, **shown)
 
 
 @router.get("/runs/{run_id}/findings", dependencies=[READ])
 def findings(context: Ctx, request: Request, run_id: str) -> HTMLResponse:
     with context.db.read() as session:
         diagnosis = diagnose(session, run_id)
-    return _page("_findings.html", diagnosis=diagnosis, may_write=_signed_in(context, request))
+    return page("_findings.html", diagnosis=diagnosis, may_write=_signed_in(context, request))
 
 
 @router.post("/runs/{run_id}/findings/{finding_id}", dependencies=[WRITE])
@@ -158,14 +172,14 @@ async def review(context: Ctx, request: Request, run_id: str, finding_id: str) -
             session.flush()
             session.add(ReviewRow(finding_id=finding_id, verdict=verdict, note=note, time=time.time()))
             session.flush()
-            return _page("_findings.html", diagnosis=diagnose(session, run_id), may_write=True)
+            return page("_findings.html", diagnosis=diagnose(session, run_id), may_write=True)
 
     return await run_in_threadpool(decide)
 
 
 @router.get("/sign-in")
 def sign_in_form() -> HTMLResponse:
-    return _page("sign_in.html", wrong=False)
+    return page("sign_in.html", wrong=False)
 
 
 @router.post("/sign-in")
@@ -173,9 +187,9 @@ async def sign_in(context: Ctx, request: Request) -> Response:
     """Trade the token for a cookie; the token travels in the body, so it is in no history and no log."""
     token = parse_qs((await request.body()).decode(errors="replace")).get("token", [""])[0].strip()
     if not context.guard.is_token(token):
-        page = _page("sign_in.html", wrong=True)
-        page.status_code = 401
-        return page
+        refused = page("sign_in.html", wrong=True)
+        refused.status_code = 401
+        return refused
     answer = RedirectResponse("/", status_code=303)
     answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", max_age=30 * 86400)
     return answer

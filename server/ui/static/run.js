@@ -11,7 +11,7 @@ const resolve = (name) => {
   return value;
 };
 const inks = {};
-for (const name of ["--accent", "--good", "--bad", "--quiet", "--line", "--dim"]) inks[name] = resolve(name);
+for (const name of ["--accent", "--good", "--bad", "--warn", "--quiet", "--line", "--dim"]) inks[name] = resolve(name);
 
 const axis = (extra) => ({ stroke: inks["--dim"], grid: { stroke: inks["--line"], width: 1 }, ticks: { show: false }, font: "12px system-ui", ...extra });
 const whole = (_, splits) => splits.map((v) => (Number.isInteger(v) ? String(v) : ""));
@@ -51,17 +51,23 @@ function rateChart(element, data) {
       { stroke: inks["--good"], width: 1.5, dash: [5, 4], points: { show: true, size: 9, fill: inks["--good"] }, spanGaps: true },
       { show: true, stroke: "transparent", points: { show: false } },
       { show: true, stroke: "transparent", points: { show: false } },
+      // Second verdicts, never mixed into the curves above: hollow points.
+      { stroke: inks["--warn"], width: 1, dash: [2, 4], points: { show: true, size: 8, width: 2, fill: "transparent" }, spanGaps: true },
+      { stroke: inks["--warn"], width: 1, dash: [2, 4], points: { show: true, size: 12, width: 2, fill: "transparent" }, spanGaps: true },
     ],
     hooks: { draw: [whiskers] },
   }, rates(data), element);
 }
 
 function rates(data) {
-  const xs = [...new Set([...data.steps, ...data.held_out.map((p) => p.step)])].sort((a, b) => a - b);
+  const xs = [...new Set([...data.steps, ...data.held_out.map((p) => p.step), ...data.held_out_regraded.map((p) => p.step)])].sort((a, b) => a - b);
+  const regraded = new Map(data.steps.map((s, i) => [s, data.regraded[i]]));
+  const heldAgain = new Map(data.held_out_regraded.map((p) => [p.step, p.value]));
   const reward = new Map(data.steps.map((s, i) => [s, data.reward[i]]));
   const held = new Map(data.held_out.map((p) => [p.step, p]));
   const pick = (f) => xs.map((x) => (held.has(x) ? f(held.get(x)) : null));
-  return [xs, xs.map((x) => reward.get(x) ?? null), pick((p) => p.value), pick((p) => p.low), pick((p) => p.high)];
+  return [xs, xs.map((x) => reward.get(x) ?? null), pick((p) => p.value), pick((p) => p.low), pick((p) => p.high),
+    xs.map((x) => regraded.get(x) ?? null), xs.map((x) => heldAgain.get(x) ?? null)];
 }
 
 const bars = uPlot.paths.bars({ size: [0.7, 40] });
@@ -122,6 +128,7 @@ async function start() {
   const redraw = async () => {
     rate.setData(rates(data));
     outcomes.setData(stacked(data));
+    document.getElementById("regraded-legend").hidden = !data.held_out_regraded.length && data.regraded.every((v) => v === null);
     fill();
     await drawMetric();
     document.body.dataset.drawn = String(data.steps.length); // tests wait for this

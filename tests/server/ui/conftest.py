@@ -161,9 +161,17 @@ def server(data: DataDir) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def append(data: DataDir, server: str) -> Callable[[list[dict[str, Any]]], None]:
     """Report further events of a source of their own, as a trainer would."""
+    return _sender(data, server, "late")
 
+
+@pytest.fixture(scope="module")
+def append_more(data: DataDir, server: str) -> Callable[[list[dict[str, Any]]], None]:
+    return _sender(data, server, "later")
+
+
+def _sender(data: DataDir, server: str, source: str) -> Callable[[list[dict[str, Any]]], None]:
     def send(bodies: list[dict[str, Any]]) -> None:
-        events = [{"source": "late", "seq": n, "time": 9000.0, "body": body} for n, body in enumerate(bodies, 1)]
+        events = [{"source": source, "seq": n, "time": 9000.0 + n, "body": body} for n, body in enumerate(bodies, 1)]
         token = data.token.read_text().strip()
         answer = httpx.post(f"{server}/api/runs/r1/events", json={"events": events}, headers={"authorization": f"Bearer {token}"})
         answer.raise_for_status()

@@ -89,3 +89,47 @@ def test_a_person_signs_in_and_confirms_a_finding(page: Page, data: DataDir) -> 
 def test_what_does_not_exist_is_said(browser: Browser, server: str, path: str) -> None:
     answer = browser.new_page().request.get(server + path)
     assert answer.status == 404 and "detail" in answer.json()
+
+
+def machine(hint: str) -> dict[str, Any]:
+    findings = [
+        {"check": "mounts", "state": "warn", "message": "2 mounts of sandboxes in the machine's own namespace", "hint": hint},
+        {"check": "disk", "state": "ok", "message": "40% used, 300 GB free where runs are kept", "hint": ""},
+    ]
+    return {"type": "machine", "host": "node-1", "findings": findings, "facts": {"cgroups": 812, "disk used": 0.4}}
+
+
+def timing(trial: str, stage: str, started: float, seconds: float) -> dict[str, Any]:
+    return {"type": "stage_timing", "trial_id": trial, "stage": stage, "started": started, "finished": started + seconds}
+
+
+def test_machines_regrades_and_hints_are_shown(page: Page, append_more: Callable[[list[dict[str, Any]]], None]) -> None:
+    scored = {"kind": "scored", "reward": 1, "termination": "completed"}
+    bodies: list[dict[str, Any]] = [machine("unmount them")]
+    bodies += [{"type": "trial", "trial_id": "timed", "state": "running", "stage": "sandbox_setup"}]
+    bodies += [{"type": "outcome", "trial_id": "timed", "outcome": scored}, timing("timed", "agent", 9002, 0.5)]
+    for step in (1, 2, 3):
+        bodies += [timing(f"s{step:03}-t0-0", stage, 1000, 0.1 * step) for stage in ("sandbox_setup", "agent", "verifier")]
+    bodies += [
+        {"type": "regrade", "trial_id": f"s003-t{task}-{sample}", "verifier": "separate", "inputs": "x", "outcome": scored}
+        for task in range(8)
+        for sample in range(8)
+    ]
+    append_more(bodies)
+    page.goto("/")
+    page.get_by_role("link", name="machines").click()
+    expect(page.locator(".machine")).to_contain_text("1 to look at")
+    expect(page.locator(".machine")).to_contain_text("unmount them")
+    expect(page.locator(".machine")).to_contain_text("0.100 s at step 1, 0.300 s at step 3")
+    shot(page, "machines")
+
+    page.goto("/runs/r1")
+    expect(page.locator("#regraded-legend")).to_be_visible()
+    expect(page.locator("#stages")).to_contain_text("0.500")
+    shot(page, "regraded")
+
+    page.goto("/runs/r1/trials/s003-t0-0")
+    expect(page.locator(".regrade")).to_contain_text("reward 1")
+    page.goto("/runs/r1/trials/s002-t0-6")
+    expect(page.locator("#hint")).to_contain_text("rl doctor")
+    shot(page, "failed-trial")
