@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainer.proxy.limits import MAX_CONNECTIONS, MAX_HEAD
+from trainer.proxy.line import Connection
 
 LINGER_S = 1
 KEEP_ALIVE_S = 600
@@ -84,7 +85,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
-        self.gone: asyncio.Future[None] = self.loop.create_future()
+        self.connection = Connection(self.loop.create_future(), self.flow)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:
@@ -104,12 +105,12 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if not self.connection.gone.done():
+            self.connection.gone.set_result(None)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["gone"] = self.gone
+        self.scope["state"]["connection"] = self.connection
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.types import Message, Send
 
@@ -20,12 +21,25 @@ class ClientGone(Exception):
     """The client closed its connection, or takes nothing any more, before it had the whole answer."""
 
 
+class Flow(Protocol):
+    write_paused: bool
+    """The client takes less than was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What the server tells of the connection of a request. `gone` is done when it is lost."""
+
+    gone: asyncio.Future[None]
+    flow: Flow
+
+
 class Line:
     """Knows at any time whether the client is there. Writing waits until the client has room, so nothing piles up for a slow one."""
 
-    def __init__(self, gone: asyncio.Future[None], send: Send, patience: float) -> None:
-        """`gone` is done when the connection is lost. `patience`: seconds that one write may take."""
-        self._gone, self._send, self._patience = gone, send, patience
+    def __init__(self, connection: Connection, send: Send, patience: float) -> None:
+        """`patience`: seconds that one write may take."""
+        self._gone, self._flow, self._send, self._patience = connection.gone, connection.flow, send, patience
         self.started = self.ended = False
 
     async def wait(self, future: asyncio.Future[Any], seconds: float | None = None) -> None:
@@ -68,6 +82,9 @@ class Line:
             raise ClientGone
         self.started = True
         self.ended = message["type"] == "http.response.body" and not message.get("more_body")
+        if not self._flow.write_paused:  # then it is written at once, and a timer is not needed
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._patience):
                 await self._send(message)

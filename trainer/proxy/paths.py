@@ -67,7 +67,7 @@ class Paths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Every call has a path of its own, and most are the first of these: no router is faster."""
-        line = Line(scope["state"]["gone"], send, self._patience)
+        line = Line(scope["state"]["connection"], send, self._patience)
         _, root, rollout_id, rest = [*scope["path"].split("/", 3), "", "", "", ""][:4]
         method, known = scope["method"], root == "r" and bool(rollout_id)
         endpoint = self._endpoints.get(rest) if known and method == "POST" else None

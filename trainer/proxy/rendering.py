@@ -41,6 +41,8 @@ MAX_ARGUMENTS_DEPTH = 48
 MAX_REMEMBERED = 400_000
 """Characters of a system prompt with its tools; a longer one is rendered every time."""
 STAND_IN = Message("system", "")
+BEGINNING = 16
+"""Tokens; more than the header of a turn has."""
 SHORT = 64
 """Characters. The template's own words are shorter."""
 
@@ -97,6 +99,7 @@ class Rendering:
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.thinking = thinking
         self.marks = _marks(tokenizer)
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
 
     @classmethod
     def load(cls, model_dir: Path | str, *, family: Family = "qwen3", thinking: bool = False, history: History = History.KEEP) -> Rendering:
@@ -147,18 +150,28 @@ class Rendering:
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
         said, functions = self._shield.cover([message.wire() for message in messages]), self._shield.cover(tools)
-        rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
-        return _split(rendered, 0, len(messages))
+        with self._adapter.standing_in() as texts:
+            rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
+        return _spell_out(_split(rendered, 0, len(messages)), [self._shield.encode(text) for text in texts])
 
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
         """What `messages` add behind a sampled turn; None when the renderer cannot prove that the turn's ids stay as they are."""
-        known = generation_prompt + sampled
+        brief = self._brief(sampled)
+        known = generation_prompt + brief
         said = self._shield.cover([message.wire() for message in messages])
         with self._adapter.standing_in() as texts:
-            rendered = self._renderer.bridge_to_next_turn(generation_prompt, sampled, said, tools=tools or None)
+            rendered = self._renderer.bridge_to_next_turn(generation_prompt, brief, said, tools=tools or None)
         if rendered is None or rendered.token_ids[: len(known)] != known:
             return None
         return _spell_out(_split(rendered, len(known), len(messages)), [self._shield.encode(text) for text in texts])
+
+    def _brief(self, sampled: list[int]) -> list[int]:
+        """Without the ordinary tokens that cannot matter to a bridge: it asks whether the turn begins with a header or its reasoning, and
+        where marks and ends are."""
+        first, rest = sampled[:BEGINNING], sampled[BEGINNING:]
+        if self.marks is None or self.marks.think in rest:
+            return sampled
+        return first + [token for token in rest if token in self._added]
 
     def splice(self, bridged: Rendered, messages: Sequence[Message], tools: Tools, position: int) -> Rendered:
         """Behind a sampled turn, messages among which are assistant messages that were not sampled there: `bridged` holds those up to

@@ -128,8 +128,8 @@ class Session:
             self.capture.over_length = refusal.reason is Reason.OVERFLOW
             raise
         self.capture.over_length = self.capture.turn_cap_hit = False
-        limits = [self._sampling.max_tokens, room, *([request.max_tokens] if request.max_tokens else [])]
-        sampling = dataclasses.replace(self._sampling, max_tokens=min(limits))
+        most = min(self._sampling.max_tokens, room, request.max_tokens or room)
+        sampling = self._sampling if most == self._sampling.max_tokens else dataclasses.replace(self._sampling, max_tokens=most)
         flight = self._flights[request.call] = Flight(request.call, place.end, place.scaffold)
         flight.node = place.node
         task = flight.take_off(lambda: self._generate(request, place, sampling, flight), f"turn of {self.rollout_id}")

@@ -46,7 +46,7 @@ class Upstream:
             known, version = len(draft.tokens), self.version
             prompt = np.concatenate([request.prompt_ids, np.array(draft.tokens, np.int32)]) if known else request.prompt_ids
             first = len(prompt) - 1 if known else request.routes_from
-            rest = dataclasses.replace(sampling, max_tokens=sampling.max_tokens - known)
+            rest = dataclasses.replace(sampling, max_tokens=sampling.max_tokens - known) if known else sampling
             call = GenerationRequest(session, prompt, rest, first, draft.take, request.salt or f"{session}/{version}")
             try:
                 generation = await self._engine.generate(call)
