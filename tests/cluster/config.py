@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
-from tests.sandbox.environments.images import directory, layout, programs, tar
+from tests.sandbox.environments.docker_engine import fill
+from tests.sandbox.environments.images import layout
 
 from .build import Programs
 
@@ -95,9 +98,11 @@ def _network() -> dict[str, object]:
 
 
 def _images(state: Path) -> list[str]:
-    """The image that holds a pod's namespaces, and one with a shell and this machine's C library, both from this machine's programs."""
-    files = [*programs(), directory("tmp", 0o1777), directory("etc"), directory("proc"), directory("work")]
-    layout(state / "layout", [tar(files)], {"PATH": "/bin"}, "v1", ("/bin/sleep", "1000000000"))
+    """The image that holds a pod's namespaces, and one with some of this machine's programs and no Python: a runtime brings that."""
+    files = io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w") as tar:
+        fill(tar)
+    layout(state / "layout", [files.getvalue()], {"PATH": "/bin"}, "v1", ("/bin/sleep", "1000000000"))
     archives = []
     for number, name in enumerate((PAUSE, IMAGE)):
         archives.append(str(state / f"image{number}.tar"))

@@ -151,13 +151,14 @@ class Api:
     async def listing(self, kind: str, selector: str) -> Object:
         return await self.request("GET", self.path(kind), {"labelSelector": selector})
 
-    async def delete(self, kind: str, name: str, grace_s: int | None = None) -> None:
-        """Ask for the end of an object; one that is gone is gone."""
+    async def delete(self, kind: str, name: str, grace_s: int | None = None) -> bool:
+        """Ask for the end of an object. False when there is none."""
         query = {} if grace_s is None else {"gracePeriodSeconds": str(grace_s)}
         try:
             await self.request("DELETE", self.path(kind, name), query)
         except Absent:
-            return
+            return False
+        return True
 
     async def delete_all(self, kind: str, selector: str) -> None:
         await self.request("DELETE", self.path(kind), {"labelSelector": selector})

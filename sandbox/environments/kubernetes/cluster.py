@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _CONNECTIONS_PER_SANDBOX = 4
 _CONNECTIONS = 32
-_CLOSED_S = 20
+_CLOSED_S = 10
 _CLOSED_PAUSE_S = 0.5
 _STOP_S = 90
 _EVENTS_S = 4
@@ -171,10 +171,12 @@ class Cluster:
             if mount.at.startswith(f"{spec.workdir}/")
         }
         directories = [("/home/agent", "agent", 0o700), *((entry.path, entry.owner, entry.mode) for entry in spec.directories)]
-        answer = await sandbox.prepare([*directories, (spec.workdir, "agent", 0o755)], [self.canary])
+        passed = {str(parent) for mount in (*mounts.mounted, *mounts.sent) for parent in PurePosixPath(mount.at).parents}
+        answer = await sandbox.prepare([*directories, (spec.workdir, "agent", 0o755)], sorted(passed - {"/"}), [self.canary])
         self.pids_limit = answer.get("pids")
         if answer["open"]:
             await self._until_closed(sandbox)
+        sandbox.left_out = sorted(inside)
         if spec.workspace is not None:
             sandbox.pristine = await asyncio.to_thread(pristine.manifest_of, spec.workspace, inside)
             await sandbox.unpack(await asyncio.to_thread(pristine.pack_tree, spec.workspace, inside), spec.workdir, "agent")

@@ -46,7 +46,7 @@ def collect(request: Request, tools: dict[str, Any]) -> None:
         pristine: dict[str, list[Any]] = json.load(source)
     kinds: dict[str, str] = {}
     with open(1, "wb", buffering=1 << 18) as output, tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for name, path, status in walk(top):
+        for name, path, status in walk(top, frozenset(request["left_out"])):
             found = describe(path, status, pristine.get(name))
             kinds[name] = found[0]
             if found == pristine.get(name) or found[0] == "other":
@@ -76,14 +76,16 @@ def manifest(request: Request, tools: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def walk(top: str, prefix: str = "") -> Iterator[tuple[str, str, os.stat_result]]:
+def walk(top: str, left_out: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[tuple[str, str, os.stat_result]]:
     """(relative name, path, lstat) of everything below a directory, parents first. No link is followed."""
     for name in sorted(os.listdir(top)):
+        if prefix + name in left_out:
+            continue
         path = f"{top}/{name}"
         status = os.lstat(path)
         yield prefix + name, path, status
         if stat.S_ISDIR(status.st_mode):
-            yield from walk(path, f"{prefix}{name}/")
+            yield from walk(path, left_out, f"{prefix}{name}/")
 
 
 def describe(path: str, status: os.stat_result, known: list[Any] | None = None) -> list[Any]:
@@ -107,7 +109,7 @@ def describe(path: str, status: os.stat_result, known: list[Any] | None = None) 
 
 
 def prepare(request: Request, become: Become) -> dict[str, Any]:
-    """Users and directories. Also answers which of the targets that nobody may reach are open, and what bounds processes here."""
+    """Users, directories, ways to what is mounted. Answers which targets that nobody may reach are open, and what bounds processes."""
     uid = request["agent"]
     for path, line in (("/etc/passwd", f"agent:x:{uid}:{uid}::/home/agent:/bin/sh\n"), ("/etc/group", f"agent:x:{uid}:\n")):
         try:
@@ -115,6 +117,11 @@ def prepare(request: Request, become: Become) -> dict[str, Any]:
                 file.write(line)
         except OSError:
             continue  # an image that cannot be written to goes without a name for the agent
+    for path in request["passed"]:  # an image keeps its /root shut, and a runtime may lie below it
+        try:
+            os.chmod(path, os.stat(path).st_mode | 0o111)  # noqa: S103 -- passing through shows nothing
+        except OSError:
+            continue  # an image that cannot be written to has to be right as it is
     for path, owner, mode in request["directories"]:
         os.makedirs(path, exist_ok=True)
         os.chmod(path, mode)

@@ -23,6 +23,8 @@ _GIVE_UP_S = 300
 _GONE = 410
 _TRANSIENT_PULL = ("429", "toomanyrequests", "timeout", "timed out", "connection re", "temporary", "503", "502", "eof")
 _IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
+_OWN_LIMITS = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral storage limit")
+"""What a kubelet says of a pod that it evicts for what the pod itself did; a node in need says other things."""
 _BROKEN_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff", "PreCreateHookError"}
 
 
@@ -87,7 +89,7 @@ def ended(pod: Object) -> End | None:
     words = f"{status.get('reason', '')}: {status.get('message', '')}".strip(": ")
     if status.get("reason") == "Evicted":
         message = status.get("message", "")
-        own = "exceeds the" in message or ("ephemeral" in message and "exceeds" in message)
+        own = "The node" not in message and any(sign in message for sign in _OWN_LIMITS)
         return End(words, Blame.AGENT if own else Blame.CLUSTER, disk_full=own)
     for container in status.get("containerStatuses") or []:
         over = container.get("state", {}).get("terminated")

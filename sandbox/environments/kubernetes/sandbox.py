@@ -53,7 +53,9 @@ class PodSandbox:
         self._destroyed = False
         self._counted: dict[str, Any] = {}
         """What the last look inside counted, for when there is nothing to look at any more."""
-        self.pristine: Manifest | None = None
+        self.pristine: Manifest = {}
+        self.left_out: list[str] = []
+        """What lies in the work directory by our own doing."""
         self.name = name
         self.uid = uid
         self.spec = spec
@@ -109,13 +111,13 @@ class PodSandbox:
             return await stream.ask(self._cluster.api, self.name, self._cluster.python, request, data, seconds)
         except Absent as gone:
             raise SandboxLost(f"the pod is gone: {gone}") from gone
-        except LostStatus as lost:
+        except (LostStatus, ApiError) as lost:
             raise await self._what_happened(lost) from lost
         except SandboxError as error:
             self._crowded = self._crowded or error.errno == errno.EAGAIN
             raise
 
-    async def _what_happened(self, lost: LostStatus) -> SandboxError:
+    async def _what_happened(self, lost: LostStatus | ApiError) -> SandboxError:
         """A connection that ends early may be the first sign that the pod did: the cluster's own words come a little later."""
         end = self._end()
         if end is None and not self._killed:
@@ -124,7 +126,7 @@ class PodSandbox:
         if end is None and not self._killed:
             return lost
         gone = SandboxLost(f"the pod is gone: {end.words}" if end else "the sandbox was killed")
-        gone.stdout = lost.stdout
+        gone.stdout = lost.stdout if isinstance(lost, LostStatus) else b""
         return gone
 
     def _end(self) -> End | None:
@@ -172,8 +174,11 @@ class PodSandbox:
 
     # ---------------------------------------------------------------- files
 
-    async def prepare(self, directories: Sequence[tuple[str, str, int]], closed: Sequence[tuple[str, int]]) -> dict[str, Any]:
-        request = {"op": "prepare", "agent": self.uid, "directories": list(directories), "closed": list(closed)}
+    async def prepare(
+        self, directories: Sequence[tuple[str, str, int]], passed: Sequence[str], closed: Sequence[tuple[str, int]]
+    ) -> dict[str, Any]:
+        """See `operations.prepare`; `passed` are directories on the way to what the agent is to reach."""
+        request = {"op": "prepare", "agent": self.uid, "directories": directories, "passed": passed, "closed": closed}
         answer = await self._ask(request)
         return answer.end or {}
 
@@ -214,10 +219,9 @@ class PodSandbox:
         if end := self._end():
             what = f"nothing can be collected, the pod is gone: {end.words}"
             raise SandboxError(what) if end.blame is Blame.AGENT else SandboxLost(what)
-        manifest = json.dumps(self.pristine or {}).encode()
-        data = await self._output(
-            {"op": "collect", "path": self.spec.workdir}, manifest, "collect the changed files together", max_bytes, "root"
-        )
+        request = {"op": "collect", "path": self.spec.workdir, "left_out": self.left_out}
+        manifest = json.dumps(self.pristine).encode()
+        data = await self._output(request, manifest, "collect the changed files together", max_bytes, "root")
         return await asyncio.to_thread(archive.changes, data, self.spec.workspace)
 
     # ---------------------------------------------------------------- end
@@ -281,7 +285,8 @@ class PodSandbox:
     async def _delete(self) -> None:
         """Return when the cluster says that the containers are gone; a node that does not answer is not waited for longer."""
         api, pods = self._cluster.api, self._cluster.pods
-        await api.delete("pods", self.name)
+        if not await api.delete("pods", self.name):
+            return
         try:
             await pods.wait(self.name, lambda pod: True if pod is None else None, _GONE_S)
         except TimeoutError:

@@ -13,10 +13,12 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,26 +60,71 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def engine(*arguments: str, image: bool = True) -> Iterator[TestEngine]:
-    """`arguments` are more options of `dockerd`. Raises RuntimeError with the end of its log when it does not come up."""
+def engine(*arguments: str, listener: socket.socket | None = None) -> Iterator[TestEngine]:
+    """`arguments` are more options of `dockerd`, which also listens on `listener`. RuntimeError with the end of its log if it fails."""
     root = Path(tempfile.mkdtemp(prefix="lego-engine-"))
     parent = f"lego-engine-{secrets.token_hex(4)}"
-    command = f"""ip link set lo up 2>/dev/null; exec dockerd --data-root {root}/data --exec-root {root}/exec --pidfile {root}/pid \
+    # A socket made out here is handed over as systemd does it: the engine has no network that we could reach.
+    handed = f"exec 3<&{listener.fileno()}; export LISTEN_PID=$$ LISTEN_FDS=1; set -- -H fd://;" if listener else ""
+    command = f"""ip link set lo up 2>/dev/null; {handed} exec dockerd "$@" --data-root {root}/data --exec-root {root}/exec --pidfile {root}/pid \
         -H unix://{root}/docker.sock --bip 198.18.10.1/24 --cgroup-parent {parent} --storage-driver overlay2 {" ".join(arguments)}"""
     namespaces = ["unshare", "-m", "-n", "-p", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*namespaces, "sh", "-c", command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [*namespaces, "bash", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(listener.fileno(),) if listener else (),
         )
     try:
         _wait(root, process)
-        if image:
-            load_image(f"unix://{root}/docker.sock")
+        load_image(f"unix://{root}/docker.sock")
         yield TestEngine(f"unix://{root}/docker.sock", process.pid, root)
     finally:
         process.kill()  # with --kill-child its child, process 1 of the namespace, goes too, and so does everything in it
         process.wait()
         _remove(root, parent)
+
+
+@contextlib.contextmanager
+def tls_engine(certificates: Path) -> Iterator[int]:
+    """An engine that listens on a port of the loopback, with TLS both ways; the port."""
+    files = {"tlscacert": "ca.pem", "tlscert": "server.pem", "tlskey": "server-key.pem"}
+    options = [f"--{option}={certificates / name}" for option, name in files.items()]
+    with socket.create_server(("127.0.0.1", 0)) as listener, engine("--tlsverify", *options, listener=listener):
+        yield listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def meddler(url: str, front: Path, changes: dict[bytes, bytes]) -> Iterator[str]:
+    """The URL of a socket behind which every request reaches the engine with `changes`, each as long as what it replaces."""
+
+    def relay(source: socket.socket, target: socket.socket, changed: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                for said, kept in changes.items() if changed else ():
+                    assert len(said) == len(kept)
+                    data = data.replace(said, kept)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(url.removeprefix("unix://"))
+                for source, target, changed in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=relay, args=(source, target, changed), daemon=True).start()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(front))
+        listener.listen(64)
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"unix://{front}"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def _wait(root: Path, process: subprocess.Popen[bytes]) -> None:
@@ -110,14 +157,15 @@ def load_image(url: str) -> None:
 
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
-            _fill(tar)
+            fill(tar)
         file.seek(0)
         api = docker.APIClient(base_url=url)
         api.import_image_from_data(file, repository=IMAGE.split(":", maxsplit=1)[0], tag=IMAGE.split(":")[1])
         api.close()
 
 
-def _fill(tar: tarfile.TarFile) -> None:
+def fill(tar: tarfile.TarFile) -> None:
+    """The root file system of IMAGE."""
     for name in ("bin", "sbin", "lib", "lib64"):
         info = tarfile.TarInfo(name)
         if Path(f"/{name}").is_symlink():

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,11 +112,12 @@ class Node:
         for container in pod["spec"].get("initContainers", []):
             files = self._images[container["image"]].files
             assert files is not None
-            paths = container["command"][6:]
-            mounts = tuple(RoMount(files / path.lstrip("/"), path) for path in paths)
+            mounts = tuple(RoMount(files / path.lstrip("/"), path) for path in container["command"][6:] if path != sys.base_prefix)
             spec = SandboxSpec(workdir="/pod", mounts=mounts, directories=(Directory("/runtime", "root"),), limits=_limits(container))
             sandbox = await self._host.create(spec)
-            done = await sandbox.exec(container["command"], user="root")
+            # The interpreter's own prefix is there anyway, and too large for the memory that such a sandbox lies in.
+            command = ["/etc/hosts" if word == sys.base_prefix else word for word in container["command"]]
+            done = await sandbox.exec(command, user="root")
             assert done.return_code == 0, done
             target = self._root / pod["metadata"]["name"] / "runtime"
             await sandbox.download("/runtime", target, user="root")
@@ -130,6 +132,8 @@ class Node:
         mounts, directories = [RoMount(self._cgroup(name), "/sys/fs/cgroup"), RoMount(self._users(name), "/etc/passwd")], []
         for mount in container.get("volumeMounts", []):
             volume = volumes[mount["name"]]
+            if mount["mountPath"] == sys.base_prefix:
+                continue  # every namespace sandbox has it
             if "hostPath" in volume:
                 mounts.append(RoMount(Path(volume["hostPath"]["path"]), mount["mountPath"]))
             elif "image" in volume:

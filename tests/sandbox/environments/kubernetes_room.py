@@ -1,4 +1,4 @@
-"""The Kubernetes backend in tests: with the fake API server, or with the cluster that `$KUBECONFIG` leads to (`make test-cluster`)."""
+"""The Kubernetes backend in tests: with the fake API server, or with the real one of `make test-cluster`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 from sandbox.environments.kubernetes.backend import Kubernetes
 from sandbox.environments.namespace.host import Host
 from server.schemas.runspec import Sandbox as Settings
+from tests.cluster.config import IMAGE as CLUSTER_IMAGE
+from tests.cluster.node import MARK
 
 from .fake_kubernetes import NAMESPACE, FakeCluster, Image
 
 IMAGE = "lego-test:1"
-REAL_IMAGE = "localhost/lego-rl/test:1"
 
 
 @dataclass
@@ -35,7 +36,7 @@ class KubernetesRoom:
 def missing(where: str) -> str:
     """Why there is no such cluster here; empty when there is one. The fake one's pods have users of their own, which only root can give."""
     if where == "cluster":
-        return "" if os.environ.get("KUBECONFIG") else "needs a real cluster: `make test-cluster`"
+        return "" if MARK in os.environ else "needs a real cluster: `make test-cluster`"
     return "needs root" if os.geteuid() else ""
 
 
@@ -67,7 +68,8 @@ async def fake_backend(prove: bool = False, **more: Any) -> AsyncIterator[tuple[
 async def real_backend() -> AsyncIterator[tuple[Kubernetes, None, Settings, Path]]:
     """Scratch lies in memory: a node enforces a limit of disk by eviction, which no command can see coming."""
     with tempfile.TemporaryDirectory(prefix="lego-kube-") as directory:
-        settings = settings_for(Path(os.environ["KUBECONFIG"]), REAL_IMAGE, memory_volumes=True, pull_policy="Never", start_s=60)
+        more = {"namespace": "default", "memory_volumes": True, "pull_policy": "Never", "start_s": 60}
+        settings = settings_for(Path(os.environ[MARK]), CLUSTER_IMAGE, **more)
         async with Kubernetes.open(Path(directory), settings) as backend:
             yield backend, None, settings, Path(directory)
 
