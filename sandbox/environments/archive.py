@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -99,7 +100,9 @@ def original(pristine: Path, name: str) -> Change:
     path = pristine / name
     try:
         status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise
         return Change(name, "deleted")
     if _behind_link(pristine, name):
         return Change(name, "deleted")

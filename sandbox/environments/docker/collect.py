@@ -66,12 +66,17 @@ class _Source(io.RawIOBase):
 
 @contextlib.contextmanager
 def _opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterator[tarfile.TarFile]:
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
     chunks, _ = api.get_archive(container, path, chunk_size=_BLOCK)
     try:
         source = io.BufferedReader(_Source(iter(chunks), limit, what), _BLOCK)  # type: ignore[arg-type]
         with tarfile.open(fileobj=source, mode="r|") as tar:
             yield tar
-    except (tarfile.TarError, EOFError) as error:
+    except (RequestException, HTTPError, ConnectionError):
+        raise  # the way to the engine is broken: that is no agent's doing
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise SandboxError(f"{what} cannot be read: {error}") from error
     finally:
         chunks.close()

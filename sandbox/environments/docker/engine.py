@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox.environments.errors import ImageError, SandboxError, SandboxLost
 from server.schemas.runspec import Docker
 
-from .stream import ExecStream
+from .stream import ExecStream, close_connection
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -29,7 +29,6 @@ class EngineLost(SandboxLost):
 
 def connect(settings: Docker) -> APIClient:
     """Blocks. Raises SandboxError with what to do."""
-    import docker
     from docker.tls import TLSConfig
 
     tls: TLSConfig | bool = False
@@ -38,7 +37,21 @@ def connect(settings: Docker) -> APIClient:
         certificate, key, authority = (str(settings.tls / name) for name in names)
         tls = TLSConfig(client_cert=(certificate, key), ca_cert=authority, verify=True)
     with boundary(settings.url):
-        return docker.APIClient(base_url=settings.url, version="auto", timeout=_ANSWER_S, tls=tls, max_pool_size=THREADS)
+        asking = _client(settings.url, OLDEST_API, tls)
+        try:
+            newest = asking.version(api_version=False)["ApiVersion"]
+        finally:
+            asking.close()
+        return _client(settings.url, newest, tls)
+
+
+def _client(url: str, version: str, tls: Any) -> APIClient:
+    import docker
+
+    api = docker.APIClient(base_url=url, version=version, timeout=_ANSWER_S, tls=tls, max_pool_size=THREADS)
+    # Variables such as REQUESTS_CA_BUNDLE would go before the authority that is named, and proxies are not for engines.
+    api.trust_env = False
+    return api
 
 
 @contextlib.contextmanager
@@ -46,6 +59,7 @@ def boundary(url: str) -> Iterator[None]:
     """Turn what the SDK and its HTTP client raise into the errors of sandboxes."""
     from docker import errors
     from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
 
     try:
         yield
@@ -55,7 +69,7 @@ def boundary(url: str) -> Iterator[None]:
         words = str(error.explanation or error)
         gone = "No such container" in words or "No such exec" in words or "is not running" in words or "is dead" in words
         raise SandboxLost(words) if gone else SandboxError(f"the Docker engine: {words}") from error
-    except (errors.DockerException, RequestException, OSError) as error:
+    except (errors.DockerException, RequestException, HTTPError, ConnectionError) as error:
         raise EngineLost(f"the Docker engine at {url} cannot be reached: {error}; start it, or set sandbox.docker") from error
 
 
@@ -82,9 +96,20 @@ class Engine:
     async def exec(self, container: str, command: list[str], user: str) -> tuple[str, ExecStream]:
         """Start a process in a container; its id, and its standard input and output."""
         made = await self.call(self.api.exec_create, container, command, stdin=True, stdout=True, stderr=True, user=user, workdir="/")
-        connection = await self.call(self.api.exec_start, made["Id"], socket=True)
+        starting = asyncio.ensure_future(self.call(self.api.exec_start, made["Id"], socket=True))
+        try:
+            connection = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_hang_up)
+            raise
         return made["Id"], ExecStream(connection, self._pool)
 
     async def close(self) -> None:
         await self.call(self.api.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _hang_up(starting: asyncio.Future[Any]) -> None:
+    """A process that nobody waits for any more has started: without its connection it ends."""
+    if not starting.cancelled() and starting.exception() is None:
+        close_connection(starting.result())

@@ -10,7 +10,6 @@ import secrets
 import shutil
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, override
 
@@ -40,7 +39,7 @@ class DockerHost(Backend):
         self._record = record
         self._bind = (settings.docker.mounts or ("bind" if settings.docker.url.startswith("unix://") else "copy")) == "bind"
         self._quota = False
-        self._images = Images(engine, {OWNER: token}, copies=not self._bind)
+        self._images = Images(engine, {OWNER: token}, python=None if self._bind else Path(sys.base_prefix))
         self._watch = Watch(engine, token)
         self._slots = asyncio.Semaphore(_STARTING)
         self.label = f"docker/{version.get('Version', '?')}"
@@ -84,7 +83,7 @@ class DockerHost(Backend):
             return [f"this runner's Python lies in {prefix}, where an image has its own: use a Python with its own prefix, such as uv's"]
         try:
             api = connect(settings.docker)
-            with boundary(settings.docker.url):
+            with boundary(settings.docker.url), contextlib.closing(api):
                 return judge(api.version(), api.info())
         except SandboxError as error:
             return [str(error)]
@@ -101,9 +100,9 @@ class DockerHost(Backend):
 
     @override
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
-        spec = replace(spec, mounts=(RoMount(Path(sys.base_prefix)), *spec.mounts))
         prepared = await self._images.prepared(spec)
-        binds = {str(mount.source.resolve()): mount.at for mount in spec.mounts} if self._bind else {}
+        mounts = (RoMount(Path(sys.base_prefix)), *spec.mounts) if self._bind else ()
+        binds = {str(mount.source.resolve()): mount.at for mount in mounts}
         budgets = self._settings.budgets
         seconds = int(budgets.sandbox_setup_s + budgets.agent_setup_s + budgets.agent_s + budgets.verifier_s) + _SPARE_S
         labels = {OWNER: self._token, EXPIRES: str(int(time.time()) + seconds), TRIAL: spec.name}

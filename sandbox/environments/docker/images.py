@@ -1,7 +1,7 @@
 """What containers are made from: the task's image, with the agent's user, our directories and the pristine tree, committed once each.
 
-Two steps, so that what all tasks share is stored once: the base image with users, directories and (for an engine that cannot bind from this
-machine) runtimes; then the task's tree in its work directory. Both are this owner's own images and go when it stops.
+In steps, so that what many share is stored once: the base image with users and directories; for an engine that cannot bind from this
+machine, the runner's Python and then the runtimes; the task's tree in its work directory. All are this owner's own and go when it stops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,6 +23,7 @@ from .engine import Engine
 
 _MAX_USERS = 1 << 20
 _PREPARING = 4
+_NOT_COPIED = {"site-packages", "__pycache__", "include", "share", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
 _PASSWD = f"agent:x:{AGENT}:{AGENT}::/home/agent:/bin/sh\n"
 _GROUP = f"agent:x:{AGENT}:\n"
 # Runtimes of a runner that is root lie below its home; an image keeps that to root.
@@ -40,11 +41,11 @@ class Prepared:
 
 @dataclass
 class Images:
-    """Of one owner. `labels` mark what is made; `copies` is whether mounts are copied into images."""
+    """Of one owner. `labels` mark what is made; with `python` it and the mounts are copied into images, otherwise they are bound."""
 
     engine: Engine
     labels: dict[str, str]
-    copies: bool
+    python: Path | None
     _made: dict[object, asyncio.Task[Prepared]] = field(default_factory=dict)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PREPARING))
 
@@ -54,12 +55,13 @@ class Images:
             raise ImageError(
                 "no image is named: set `docker_image` in [environment] of the task's task.toml, or `sandbox.image` in the RunSpec"
             )
-        inner, outer = _split(spec)
-        inner, outer = (inner, outer) if self.copies else ((), ())
-        common = (spec.image, spec.directories, outer)
-        base = await self._once(common, lambda: self._common(spec.image or "", spec.directories, outer))
-        whole = (common, spec.workspace, spec.workdir, inner)
-        return await self._once(whole, lambda: self._with_tree(base, spec.workspace, spec.workdir, inner))
+        inner, outer = _split(spec) if self.python else ((), ())
+        common = (spec.image, spec.directories)
+        base = ready = await self._once(common, lambda: self._common(spec.image or "", spec.directories))
+        if outer:
+            ready = await self._once((common, outer), lambda: self._with_mounts(base, outer))
+        whole = (common, outer, spec.workspace, spec.workdir, inner)
+        return await self._once(whole, lambda: self._with_tree(ready, spec.workspace, spec.workdir, inner))
 
     async def _once(self, key: object, make: Callable[[], Awaitable[Prepared]]) -> Prepared:
         """Many ask for one image at a time, and one of them may be cancelled: the work goes on for the others. A failure is not kept."""
@@ -73,7 +75,7 @@ class Images:
             task = self._made[key] = asyncio.create_task(work())
         return await asyncio.shield(task)
 
-    async def _common(self, reference: str, directories: tuple[Directory, ...], mounts: tuple[RoMount, ...]) -> Prepared:
+    async def _common(self, reference: str, directories: tuple[Directory, ...]) -> Prepared:
         found = await self.engine.call(self.engine.api.inspect_image, reference)
         if (found.get("Os"), found.get("Architecture")) != ("linux", "amd64"):
             raise ImageError(f"image {reference} is for {found.get('Os')} on {found.get('Architecture')}: use one for linux on amd64")
@@ -87,15 +89,21 @@ class Images:
                 ("etc/passwd", await self._text(container, "/etc/passwd") + _PASSWD),
                 ("etc/group", await self._text(container, "/etc/group") + _GROUP),
             ]
-            await self._put(container, lambda tar: _write_common(tar, users, directories, mounts))
+            await self._put(container, lambda tar: _write_common(tar, users, directories, self.python))
 
         return Prepared(await self._derived(found["Id"], fill), env, shells[0])
+
+    async def _with_mounts(self, base: Prepared, mounts: tuple[RoMount, ...]) -> Prepared:
+        async def fill(container: str) -> None:
+            await self._put(container, lambda tar: _write_mounts(tar, mounts))
+
+        return replace(base, image=await self._derived(base.image, fill))
 
     async def _with_tree(self, base: Prepared, tree: Path | None, workdir: str, mounts: tuple[RoMount, ...]) -> Prepared:
         async def fill(container: str) -> None:
             await self._put(container, lambda tar: _write_tree(tar, tree, workdir, mounts))
 
-        return Prepared(await self._derived(base.image, fill, empty=workdir), base.env, base.shell)
+        return replace(base, image=await self._derived(base.image, fill, empty=workdir))
 
     async def _derived(self, image: str, fill: Callable[[str], Awaitable[None]], empty: str | None = None) -> str:
         """The id of an image that is `image` after `fill`; `empty` is a directory that is removed before."""
@@ -189,14 +197,8 @@ def _split(spec: SandboxSpec) -> tuple[tuple[RoMount, ...], tuple[RoMount, ...]]
     return inner, tuple(mount for mount in spec.mounts if mount not in inner)
 
 
-def _write_common(
-    tar: tarfile.TarFile,
-    users: list[tuple[str, str]],
-    directories: Iterable[Directory],
-    mounts: tuple[RoMount, ...],
-) -> None:
-    """`mounts` are those to copy."""
-    for parent in _parents([mount.at for mount in mounts] + [place.path for place in directories]):
+def _write_common(tar: tarfile.TarFile, users: list[tuple[str, str]], directories: Iterable[Directory], python: Path | None) -> None:
+    for parent in _parents([place.path for place in directories]):
         _directory(tar, parent, "root", 0o755)
     for place in (*_PLACES, *directories):
         _directory(tar, place.path, place.owner, place.mode)
@@ -204,6 +206,15 @@ def _write_common(
         info = tarfile.TarInfo(name)
         info.size, info.mode = len(text.encode()), 0o644
         tar.addfile(info, io.BytesIO(text.encode()))
+    if python is not None:
+        for parent in _parents([str(python)]):
+            _directory(tar, parent, "root", 0o755)
+        tar.add(python, str(python).lstrip("/"), filter=_of_python)
+
+
+def _write_mounts(tar: tarfile.TarFile, mounts: tuple[RoMount, ...]) -> None:
+    for parent in _parents([mount.at for mount in mounts]):
+        _directory(tar, parent, "root", 0o755)
     for mount in mounts:
         tar.add(mount.source.resolve(), mount.at.lstrip("/"), filter=_as_root)
 
@@ -236,6 +247,12 @@ def _as_agent(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uid = info.gid = AGENT
     info.uname = info.gname = ""
     return info
+
+
+def _of_python(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """The interpreter and its standard library: no more of it is ever used in a container."""
+    name = PurePosixPath(info.name).name
+    return None if name in _NOT_COPIED or name.startswith("config-") or name.endswith(".a") else _as_root(info)
 
 
 def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -60,10 +60,8 @@ def sweep(base: Path) -> list[str]:
     swept = []
     for token, state, settings in abandoned(base):
         with contextlib.suppress(SandboxError):
-            api = connect(settings)
-            with boundary(settings.url):
+            with contextlib.closing(connect(settings)) as api, boundary(settings.url):
                 swept += remove_all(api, token)
-            api.close()
             shutil.rmtree(state)
             swept.append(str(state))
     return swept

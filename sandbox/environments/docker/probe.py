@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandbox.environments.errors import SandboxError
@@ -49,22 +50,32 @@ _TALK = "import socket; s = socket.create_connection(('127.0.0.1', 8000), 5); s.
 
 async def hold(host: DockerHost, settings: Settings) -> None:
     """Raise SandboxError where an agent would get out, or would not get to its proxy."""
-    heard = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.set()
         writer.write(await reader.readline())
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    sandbox = await host.create(SandboxSpec(image=settings.image, limits=settings.limits, name="probe"))
+    agents = SandboxSpec(image=settings.image, limits=settings.limits, name="probe")
+    try:
+        walls, grading = await asyncio.gather(_walls(host, agents, port), _grading(host, replace(agents, grading=True)))
+    finally:
+        server.close()
+    if found := [*walls, *grading]:
+        raise SandboxError(f"containers of {host.label} do not hold, so none is used: {'; '.join(found)}")
+
+
+async def _walls(host: DockerHost, spec: SandboxSpec, port: int) -> list[str]:
+    sandbox = await host.create(spec)
     try:
         argument = json.dumps([*_NEVER, ("127.0.0.1", port), ("::1", port)])
-        looked = await sandbox.exec([host.python, "-I", "-S", "-B", "-c", _LOOK, argument], timeout_s=120)
-        found = judge(looked)
-        if heard.is_set():
-            found.append("it reached a port of this machine's loopback")
+        try:
+            found = judge(await sandbox.exec([host.python, "-I", "-S", "-B", "-c", _LOOK, argument], timeout_s=120))
+        except SandboxError as error:
+            return [
+                f"nothing can be run in {spec.image} ({error}); it needs /bin/sh, and the C library that this runner's Python is built for"
+            ]
         await sandbox.open_gate("127.0.0.1", port)
         talked = await sandbox.exec([host.python, "-I", "-S", "-B", "-c", _TALK], timeout_s=30)
         if talked.stdout != b"probe\n\n":
@@ -72,24 +83,22 @@ async def hold(host: DockerHost, settings: Settings) -> None:
         await sandbox.close_gate()
         if (await sandbox.exec([host.python, "-I", "-S", "-B", "-c", _TALK], timeout_s=30)).return_code == 0:
             found.append("its gate was still open after it had been closed")
-        await _grading_works(host, settings, found)
+        return found
     finally:
-        server.close()
         await sandbox.destroy()
-    if found:
-        raise SandboxError(f"containers of {host.label} do not hold, so none is used: {'; '.join(found)}")
 
 
-async def _grading_works(host: DockerHost, settings: Settings, found: list[str]) -> None:
+async def _grading(host: DockerHost, spec: SandboxSpec) -> list[str]:
     """A verifier's root has to become the agent, for good."""
-    sandbox = await host.create(SandboxSpec(image=settings.image, limits=settings.limits, name="probe", grading=True))
+    sandbox = await host.create(spec)
     try:
         code = f"import os; os.setgroups([]); os.setresgid(*[{sandbox.uid}] * 3); os.setresuid(*[{sandbox.uid}] * 3); print('done')"
         done = await sandbox.exec([host.python, "-I", "-S", "-B", "-c", code], user="root", timeout_s=30)
-        if done.stdout != b"done\n":
-            found.append(f"a verifier's root cannot become the agent: {_tail(done)}")
+    except SandboxError:
+        return []  # the other one tells
     finally:
         await sandbox.destroy()
+    return [] if done.stdout == b"done\n" else [f"a verifier's root cannot become the agent: {_tail(done)}"]
 
 
 def judge(looked: ExecResult) -> list[str]:
@@ -97,7 +106,7 @@ def judge(looked: ExecResult) -> list[str]:
     try:
         seen: dict[str, Any] = json.loads(looked.stdout)
     except ValueError:
-        return [f"this runner's Python does not run in the image: {_tail(looked)}; the image needs the C library that it was built for"]
+        return [f"it did not say what it sees: {_tail(looked)}"]
     found = [f"it is not cut off from {', '.join(seen['open'])}"] if seen["open"] else []
     others = [name for name in seen["interfaces"] if name not in _KERNELS_OWN]
     found += [f"it has network interfaces: {', '.join(others)}"] if others else []

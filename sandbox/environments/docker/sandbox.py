@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from sandbox.environments.streamed.tunnel import command as tunnel_command
 
 from . import collect
 from .container import AGENT, rlimits
-from .engine import Engine
+from .engine import Engine, EngineLost
 from .images import Prepared
+
+log = logging.getLogger(__name__)
 
 _TRANSFER_S = 120
 _KILLED = 137
@@ -231,7 +234,10 @@ class DockerSandbox:
             return
         self._destroyed = self.marks.killed = True
         await self.close_gate()
-        await self._engine.call(collect.remove, self._engine.api, self.container)
+        try:
+            await self._engine.call(collect.remove, self._engine.api, self.container)
+        except EngineLost as error:
+            log.warning("container %s stays until it is swept: %s", self.container[:12], error)
 
 
 def _exit_code(status: int) -> int:

@@ -21,6 +21,14 @@ _BLOCKS = 32
 _ERRORS = 4096
 
 
+def close_connection(connection: Any) -> None:
+    """The SDK's reader and the HTTP response behind it each keep the socket open."""
+    for held in (connection, getattr(connection, "_sock", None), getattr(connection, "_response", None)):
+        if held is not None:
+            with contextlib.suppress(OSError, ValueError):  # the last ones find it closed
+                held.close()
+
+
 class ExecStream:
     """See `streamed.stream.Stream`. `connection` is what the SDK's `exec_start(socket=True)` returns."""
 
@@ -67,8 +75,7 @@ class ExecStream:
             await asyncio.sleep(0.005)
         self._forget()
         self._arrived.put_nowait(b"")  # for who still waits
-        with contextlib.suppress(OSError):
-            self._connection.close()
+        close_connection(self._connection)
 
     def _forget(self) -> None:
         while not self._arrived.empty():

@@ -77,7 +77,14 @@ async def run(stream: Stream, request: bytes, stdin: bytes, timeout_s: float | N
     """
     try:
         async with asyncio.timeout(None if timeout_s is None else timeout_s + _GRACE_S):
-            await asyncio.gather(_send(stream, request, stdin), _read(Reader(stream), ran, limits))
+            sending = asyncio.create_task(_send(stream, request, stdin))
+            try:
+                await _read(Reader(stream), ran, limits)
+            finally:  # a command need not take its input, and a stream that broke ends for the reader too
+                sending.cancel()
+                await asyncio.wait([sending])
+                if not sending.cancelled():
+                    sending.exception()
     except TimeoutError:
         raise SandboxError(f"a command did not end within {_GRACE_S} s after its time was up") from None
 

@@ -27,18 +27,6 @@ def exactly(count: int) -> bytes:
     return data
 
 
-def given(count: int) -> int:
-    """A descriptor with the command's input."""
-    fd = os.memfd_create("input", os.MFD_CLOEXEC) if count else os.open("/dev/null", os.O_RDONLY)
-    while count:
-        block = exactly(min(count, BLOCK))
-        count -= len(block)
-        os.write(fd, block)
-    if os.lseek(fd, 0, os.SEEK_CUR):
-        os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
 def become(order: dict, fds: list[int]) -> NoReturn:  # type: ignore[type-arg]
     try:
         os.setsid()
@@ -101,18 +89,52 @@ def message(kind: bytes, content: bytes) -> bytes:
     return kind + len(content).to_bytes(4, "big") + content
 
 
+class Input:
+    """The command's own input on its way from the host. A command that does not want it is not waited for."""
+
+    def __init__(self, size: int) -> None:
+        self.reader, self.fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        self.coming, self.waiting, self.open = size, bytearray(), True
+
+    def take(self) -> bool:
+        """Read from the host; False when it went away. What comes behind the input is nothing to us."""
+        block = os.read(0, BLOCK)
+        if self.open:
+            self.waiting += block[: self.coming]
+        self.coming -= min(len(block), self.coming)
+        return bool(block)
+
+    def give(self) -> None:
+        try:
+            if self.waiting:
+                del self.waiting[: os.write(self.fd, self.waiting)]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self.waiting.clear()
+            self.open = self.close()
+        if self.open and not self.waiting and not self.coming:
+            self.open = self.close()
+
+    def close(self) -> bool:
+        os.close(self.fd)
+        return False
+
+
 def main() -> None:
     order = json.loads(exactly(int.from_bytes(exactly(4), "big")))
-    source = given(order["stdin"])
+    source = Input(order["stdin"])
     outputs = [Output(b"o", order["limits"][0]), Output(b"e", order["limits"][1])]
     pid = os.fork()
     if pid == 0:
-        become(order, [source, *(output.writer for output in outputs)])
-    os.close(source)
+        become(order, [source.reader, *(output.writer for output in outputs)])
+    os.close(source.reader)
     for output in outputs:
         os.close(output.writer)
+    source.give()
     os.set_blocking(1, False)
-    status, timed_out = attend(pid, order, outputs)
+    status, timed_out = attend(pid, order, source, outputs)
     pending = bytearray()
     for output in outputs:  # what a process that ended has written is in the pipe now; its children do not count
         output.drain(pending)
@@ -122,26 +144,19 @@ def main() -> None:
     flush(pending)
 
 
-def attend(pid: int, order: dict, outputs: list[Output]) -> tuple[int, bool]:  # type: ignore[type-arg]
-    """Pass output on until the command ends, and end it when its time is up, when it said too much (`cut`), or when the host went away."""
+def attend(pid: int, order: dict, source: Input, outputs: list[Output]) -> tuple[int, bool]:  # type: ignore[type-arg]
+    """Pass input and output on until the command ends; end it when its time is up, it said too much (`cut`), or the host went away."""
     ended = os.pidfd_open(pid)
     deadline = time.monotonic() + order["seconds"] if order["seconds"] is not None else None
     timed_out = False
     pending = bytearray()
     while True:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        poll.register(0, select.POLLIN)
-        if pending:
-            poll.register(1, select.POLLOUT)
-        for output in outputs:
-            if output.open and len(pending) < PENDING:
-                poll.register(output.fd, select.POLLIN)
-        left = None if deadline is None or timed_out else max(0.0, deadline - time.monotonic())
-        ready = {fd for fd, _ in poll.poll(None if left is None else int(left * 1000) + 1)}
-        if 0 in ready and not os.read(0, BLOCK):
+        ready = wait(ended, source, outputs, pending, None if deadline is None or timed_out else deadline - time.monotonic())
+        if 0 in ready and not source.take():
             os.killpg(pid, signal.SIGKILL)
             os._exit(0)
+        if source.open:
+            source.give()
         for output in outputs:
             output.drain(pending)
         if 1 in ready:
@@ -154,6 +169,22 @@ def attend(pid: int, order: dict, outputs: list[Output]) -> tuple[int, bool]:  #
         if over or (order["cut"] and outputs[0].truncated):
             timed_out = timed_out or over
             os.killpg(pid, signal.SIGKILL)
+
+
+def wait(ended: int, source: Input, outputs: list[Output], pending: bytearray, seconds: float | None) -> set[int]:
+    """Descriptors that are ready. Nothing is read that there is no room for."""
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    if len(source.waiting) < PENDING:
+        poll.register(0, select.POLLIN)
+    if source.open and source.waiting:
+        poll.register(source.fd, select.POLLOUT)
+    if pending:
+        poll.register(1, select.POLLOUT)
+    for output in outputs:
+        if output.open and len(pending) < PENDING:
+            poll.register(output.fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if seconds is None else max(0, int(seconds * 1000) + 1))}
 
 
 def flush(pending: bytearray) -> None:

@@ -112,20 +112,23 @@ class Tunnel:
 
     async def _relay(self, number: int, link: _Link) -> None:
         writer: asyncio.StreamWriter | None = None
+        whole = False
         try:
             reader, writer = await asyncio.open_connection(*self._target)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._outwards(number, link, writer))
                 group.create_task(self._inwards(number, link, reader))
             writer.close()
+            whole = True
         except* (OSError, SandboxLost):
             pass
         finally:
             # Whichever side went away, the other learns it at once: a model call without a reader is to be cancelled.
-            if writer is not None and not writer.is_closing():
+            if writer is not None and not whole:
                 writer.transport.abort()
-            with contextlib.suppress(SandboxLost):
-                await self._say(b"C", number)
+            if not whole:
+                with contextlib.suppress(SandboxLost):
+                    await self._say(b"C", number)
 
     async def _outwards(self, number: int, link: _Link, writer: asyncio.StreamWriter) -> None:
         while data := await link.arrived.get():

@@ -3,7 +3,9 @@
 Listens on 127.0.0.1:PORT. Messages both ways: 1 byte kind, 4 bytes connection, 4 bytes length, content.
 
 R  listening (connection 0)          O  a connection came            D  data
-A  that many bytes were taken (4 bytes)   E  no more data will come   C  the connection is gone
+A  that many bytes were taken (4 bytes)   E  no more data will come   C  the connection broke
+
+Behind E from both sides a connection is over, once everything has been passed on.
 Q  the gate is to close (connection 0)
 
 Neither side has more than WINDOW bytes of a connection under way, so nobody's memory fills. The end of standard input ends the gate.
@@ -32,6 +34,7 @@ class Link:
         """The program has not ended its direction."""
         self.ends = False
         """The host has ended its direction: to be passed on behind what waits."""
+        self.ended = False
 
     def events(self) -> int:
         wanted = selectors.EVENT_READ if self.reads and self.credit > 0 else 0
@@ -111,8 +114,11 @@ class Tunnel:
                 del link.waiting[:sent]
                 self.say(b"A", number, sent.to_bytes(4, "big"))
             if link.ends and not link.waiting:
-                link.ends = False
+                link.ends, link.ended = False, True
                 link.connection.shutdown(socket.SHUT_WR)
+            if link.ended and not link.reads:
+                self.drop(number, tell=False)
+                return
         except BlockingIOError:
             pass
         except OSError:

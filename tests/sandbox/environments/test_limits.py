@@ -147,7 +147,7 @@ async def test_nothing_is_left(place: Place) -> None:
     assert not any(Path(path).parent.exists() for path in cgroups)
 
 
-@contract
+@contract(on=NAMESPACES)
 async def test_thirty_two_at_once(place: Place) -> None:
     tree = place.tree(a_py="print('ran')")
 

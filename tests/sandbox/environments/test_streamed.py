@@ -70,6 +70,7 @@ def test_a_command_its_input_and_its_exact_end() -> None:
             b"err\n",
             launch.End(3 << 8, False, False),
         )
+        assert (await run(["sh", "-c", "head -c 3"], b"x" * 20_000_000)).stdout == b"xxx"
         assert (await run(["sh", "-c", "kill -9 $$"])).ended == launch.End(9, False, False)
         missing = await run(["no-such-program"])
         assert (missing.ended, missing.stderr) == (launch.End(127 << 8, False, False), b"no-such-program: No such file or directory\n")
