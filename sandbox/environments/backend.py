@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from server.schemas.runspec import Sandbox as Settings
 
 from .archive import Change
+from .errors import ImageError
 from .spec import ExecResult, LimitsMode, SandboxSpec, UsageReport, User
 
 _BACKENDS = {
@@ -143,6 +144,10 @@ class Backend(ABC):
         """Before a run: have its images at hand; a directory holds the Dockerfile that its image is built from. Returns why by image
         for those that cannot be had: a trial that needs one fails alone, with ImageError when its sandbox is made."""
         return {}
+
+    async def copy_out(self, image: str, path: str, target: Path) -> None:
+        """Copy a directory of an image to the new directory `target`: some tasks have their tree in their image. Raises ImageError."""
+        raise ImageError(f"{self.label} cannot read an image: put the task's tree into environment/workspace")
 
     async def ended(self) -> str:
         """Return, with why, when all sandboxes are gone because the machinery that holds them is. Most have none that could go alone."""

@@ -20,7 +20,7 @@ from harbor.environments.options import EnvironmentOptions
 from harbor.models.task.config import NetworkMode
 
 from sandbox.environments.backend import Backend, Sandbox, backend_of
-from sandbox.environments.errors import SandboxError
+from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.spec import Directory, RoMount, SandboxSpec, User
 from server.schemas.runspec import Sandbox as Settings
 
@@ -89,6 +89,8 @@ class SandboxEnvironment(BaseEnvironment):
 
     @override
     def _validate_definition(self) -> None:
+        if not self._workspace.is_dir() and (image := self._image) is not None:
+            raise ImageError(f"the tree of task {self.environment_name} lies in its image, {image}, and could not be copied out of it")
         if not self._workspace.is_dir():
             raise FileNotFoundError(
                 f"task {self.environment_name} has no directory {self._workspace}: a sandbox starts from that tree; put the files of the "
@@ -99,6 +101,10 @@ class SandboxEnvironment(BaseEnvironment):
                 f"task {self.environment_name} asks for network_mode={self._network_policy.network_mode.value!r}, but a "
                 'sandbox has no network: set network_mode = "no-network" in [environment] of its task.toml'
             )
+
+    @property
+    def _image(self) -> str | None:
+        return self.task_env_config.docker_image or self.options.settings.image
 
     @property
     def _workspace(self) -> Path:
@@ -143,7 +149,7 @@ class SandboxEnvironment(BaseEnvironment):
             mounts=tuple(bound),
             directories=_DIRECTORIES,
             limits=limits.model_copy(update={name: value for name, value in given.items() if value}),
-            image=asked.docker_image or self.options.settings.image,
+            image=self._image,
             grading=self.is_verifier,
             name=self.session_id,
         )

@@ -131,7 +131,8 @@ class Attempt:
             trial.add_hook(TrialEvent.AGENT_END, self._hook(lambda: self._enter(Stage.COLLECT), environment.seal))
             result = await trial.run()
         except Exception as error:  # noqa: BLE001 -- Harbor raises anything; whatever it is, this trial failed and the others go on
-            return Facts(stage=self.stage, error=f"{type(error).__name__}: {error}", harness_started=self.started)
+            stage = Stage.IMAGE if isinstance(error, ImageError) and self.stage is Stage.SANDBOX_SETUP else self.stage
+            return Facts(stage=stage, error=f"{type(error).__name__}: {error}", harness_started=self.started)
         finally:
             _forget_loggers(self.name)
         self.exit_code = agent.exit_code

@@ -22,7 +22,7 @@ from sandbox.harnesses.base import HarnessAgent, Launcher
 from sandbox.harnesses.registry import adapter
 from sandbox.harnesses.store import RuntimeStoreError, Store
 from sandbox.harnesses.warm import WarmStartError
-from sandbox.tasks.images import images_of
+from sandbox.tasks.images import images_of, take_trees
 from sandbox.tasks.prepare import TaskError, prepare
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
 from server.schemas.runspec import RunSpec
@@ -115,6 +115,7 @@ async def open_room(
             entries = await asyncio.to_thread(prepare, spec.data, tasks, limit)
             places = [tasks / split / entry.task for split, found in entries.items() for entry in found]
             await host.fetch(await asyncio.to_thread(images_of, places, spec.sandbox))
+            await take_trees(host, places, spec.sandbox)
             launchers: dict[str, Launcher] = {}
             for harness, start in zip(spec.harnesses, starting, strict=True):
                 launchers[harness.name] = await start

@@ -7,6 +7,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -88,7 +89,6 @@ def check_task(task: Path) -> TaskEntry:
     required = {
         "task.toml": "it describes the task",
         "instruction.md": "it is what the agent is told",
-        "environment/workspace": "it is the tree that the agent starts from",
     }
     for name, why in required.items():
         if not (task / name).exists():
@@ -102,6 +102,7 @@ def check_task(task: Path) -> TaskEntry:
         config = tomllib.loads((task / "task.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TaskError(f"task {task}: task.toml cannot be read: {error}") from error
+    _check_tree(task, config.get("environment", {}))
     if config.get("steps"):
         raise TaskError(f"task {task}: tasks with [[steps]] cannot be run yet")
     if config.get("verifier", {}).get("environment_mode") != "separate":
@@ -116,3 +117,16 @@ def check_task(task: Path) -> TaskEntry:
         )
     except ValidationError as error:
         raise TaskError(f"task {task}: {error.errors()[0]['msg']} ({error.errors()[0]['loc'][0]})") from error
+
+
+def _check_tree(task: Path, environment: dict[str, Any]) -> None:
+    """The tree that the agent starts from is one of the task's directories, or one of its image."""
+    if (task / "environment" / "workspace").exists():
+        return
+    if not environment.get("docker_image") and not (task / "environment" / "Dockerfile").exists():
+        raise TaskError(f"task {task}: environment/workspace is missing; it is the tree that the agent starts from")
+    if not environment.get("workdir"):
+        raise TaskError(
+            f"task {task}: environment/workspace is missing, so the tree that the agent starts from must be in the image: set workdir "
+            "under [environment] to its place there"
+        )

@@ -55,6 +55,7 @@ def test_directories_are_copied_up_to_a_limit(tmp_path: Path, task: Path) -> Non
 
 @pytest.mark.parametrize("missing", ["task.toml", "instruction.md", "environment/workspace", "tests/check.py"])
 def test_an_incomplete_task_is_refused(task: Path, missing: str) -> None:
+    (task / "environment/Dockerfile").unlink()  # an image could hold the tree
     path = task / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(TaskError, match=f"{missing} is missing"):

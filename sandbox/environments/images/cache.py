@@ -5,6 +5,7 @@
 <root>/images/<digest>.json    a record; its time of change is when the image was last used
 <root>/names/<key>.json        what a reference stands for
 <root>/locks/                  flock only, kept: `cache` shared while images are added, exclusive to remove; `<digest>` shared by its users
+<root>/python/<key>/           this machine's Python, which needs nothing of an image that it runs in: it grades there
 <root>/scans/<digest>/         what was found in an image about a task (see leaks)
 <root>/staging/                what is not finished
 <root>/build/                  what buildah keeps between builds: base images and steps
@@ -24,6 +25,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +34,8 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from sandbox.environments.errors import ImageError
+from sandbox.harnesses.selfcontained import NotSelfContained, own_python, python_of
+from sandbox.harnesses.warm import interpreter
 from server.schemas.datadir import DataDir, default_data_dir
 from server.schemas.rundir import write_atomic
 from server.schemas.runspec import Sandbox as Settings
@@ -206,6 +210,25 @@ class ImageCache:
             yield place
         finally:
             shutil.rmtree(place)
+
+    def python(self) -> Path:
+        """What a sandbox that grades has in place of `sys.base_prefix`: the same Python with all of its libraries. Raises ImageError."""
+        key = hashlib.sha256(f"{sys.base_prefix}\0{sys.version}".encode()).hexdigest()[:16]
+        target = self.root / "python" / key
+        with self._lock(f"python-{key}", fcntl.LOCK_EX):
+            if not target.is_dir():
+                with self.staging() as place:
+                    try:
+                        own_python(place)
+                    except NotSelfContained as error:
+                        raise ImageError(f"images cannot be graded with the Python of this machine: {error}") from error
+                    home = Path(python_of(place)).parents[1]
+                    program = Path(interpreter()).relative_to(sys.base_prefix)
+                    if not (home / program).exists():
+                        (home / program).symlink_to("python3")
+                    target.parent.mkdir(exist_ok=True)
+                    home.rename(target)
+        return target
 
     # ---------------------------------------------------------------- remove
 

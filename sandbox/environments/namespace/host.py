@@ -17,6 +17,7 @@ from sandbox.environments.backend import Backend
 from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.images.cache import IN_PLACE, Rootfs, cache_of
 from sandbox.environments.images.fetch import fetch_all
+from sandbox.environments.images.tree import copy_tree
 from sandbox.environments.spec import OPEN_FILES, LimitsMode, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
 
@@ -146,9 +147,10 @@ class Host(Backend):
                 "the runner's Python lies in /usr, where an image has its own files: run it with a Python elsewhere, such as uv's"
             )
         rootfs = await asyncio.to_thread(self._image, spec.image) if spec.image else None
+        python = str(await asyncio.to_thread(self._images.python)) if rootfs and spec.grading else sys.base_prefix
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control = Channel(ours, "the sandbox")
-        request = self._request(spec, rootfs)
+        request = self._request(spec, rootfs, python)
         with theirs:
             creating = asyncio.ensure_future(self._channel.ask(request, (theirs.fileno(),)))
             try:
@@ -183,7 +185,12 @@ class Host(Backend):
         await asyncio.to_thread(self._images.prune, int(self._settings.cache_gb * 1e9))
         return failed
 
-    def _request(self, spec: SandboxSpec, rootfs: Rootfs | None) -> dict[str, Any]:
+    @override
+    async def copy_out(self, image: str, path: str, target: Path) -> None:
+        rootfs = await asyncio.to_thread(self._image, image)
+        await asyncio.to_thread(copy_tree, rootfs.layers, path, target)
+
+    def _request(self, spec: SandboxSpec, rootfs: Rootfs | None, python: str) -> dict[str, Any]:
         limits = spec.limits
         rlimits = {
             "CORE": 0,
@@ -193,13 +200,12 @@ class Host(Backend):
         }
         if self.limits_mode == "rlimit":
             rlimits |= {"DATA": limits.memory_mb << 20, "NPROC": limits.processes + 1}
-        python = (sys.base_prefix, sys.base_prefix)
         mounts = [(str(mount.source.resolve()), mount.at) for mount in spec.mounts]
         return {
             "op": "create",
             "workspace": str(spec.workspace.resolve()) if spec.workspace else None,
             "workdir": spec.workdir,
-            "mounts": mounts if _PYTHON_IN_USR else [python, *mounts],
+            "mounts": mounts if _PYTHON_IN_USR else [(python, sys.base_prefix), *mounts],
             "layers": [str(layer) for layer in rootfs.layers] if rootfs else [],
             "directories": [(directory.path, directory.owner, directory.mode) for directory in spec.directories],
             "memory_mb": limits.memory_mb,

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,12 +37,10 @@ def tar(members: Iterable[Member]) -> bytes:
 
 
 def programs() -> list[Member]:
-    """A shell, some of coreutils and the C library: a root file system without Python, but in which this machine's Python can run."""
+    """A shell, some of coreutils and the libraries that they need: a root file system without Python."""
     found = {f"bin/{name}": Path(shutil.which(name) or f"/bin/{name}") for name in PROGRAMS}
-    needing = [str(path) for path in (*found.values(), Path(sys.base_prefix, "bin", "python3"))]
-    listing = subprocess.run(["ldd", *needing], capture_output=True, text=True, check=True).stdout
-    libraries = [Path(name) for name in re.findall(r"(/\S+) \(0x", listing)]
-    found |= {str(path).removeprefix("/"): path for path in libraries if not path.is_relative_to(sys.base_prefix)}
+    listing = subprocess.run(["ldd", *map(str, found.values())], capture_output=True, text=True, check=True).stdout
+    found |= {name.removeprefix("/"): Path(name) for name in re.findall(r"(/\S+) \(0x", listing)}
     files = [member(name, path.read_bytes(), mode=0o755) for name, path in found.items()]
     return [member("bin/sh", kind=tarfile.SYMTYPE, link="dash"), *files]
 

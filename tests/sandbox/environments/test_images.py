@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from sandbox.environments.errors import ImageError
 from sandbox.environments.images.cache import ImageCache
+from sandbox.environments.images.tree import copy_tree
 from sandbox.environments.images.unpack import unpack
 from sandbox.environments.spec import Directory, SandboxSpec
 from tests.sandbox.environments.contract import LIMITS, NAMESPACES, Place, contract
@@ -107,7 +108,7 @@ _MEMBERS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(_MEMBERS)
 def test_no_archive_writes_outside_its_layer(tmp_path_factory: pytest.TempPathFactory, found: list[tuple[str, bytes, str]]) -> None:
     place = tmp_path_factory.mktemp("place")
@@ -208,6 +209,34 @@ def test_what_an_interrupted_fetch_left_is_seen_and_removed(tmp_path: Path) -> N
     assert cache.left_bytes() >= 1000
     cache.tidy()
     assert cache.left_bytes() == 0
+
+
+def test_a_directory_is_read_through_the_layers(tmp_path: Path) -> None:
+    layers = [
+        [directory("testbed/pkg"), member("testbed/a", b"old"), member("testbed/gone", b"x"), member("testbed/pkg/b", b"b", mode=0o750)],
+        [
+            member("testbed/.wh.gone"),
+            member("testbed/a", b"new"),
+            member("testbed/link", kind=LINK, link="a"),
+            member("testbed/dir/c"),
+        ],
+        [
+            member("testbed/dir/.wh..wh..opq"),
+            member("testbed/dir/d", b"d"),
+            member("other"),
+            member("way", kind=LINK, link="testbed"),
+        ],
+    ]
+    layout(tmp_path / "image", [tar(members) for members in layers])
+    cache = ImageCache(tmp_path / "cache")
+    found = cache.rootfs(cache.add_layout(tmp_path / "image", "example/testbed:1").digest).layers
+    copy_tree(found, "/testbed", tmp_path / "tree")
+    files = {str(path.relative_to(tmp_path / "tree")): path.read_text() for path in (tmp_path / "tree").rglob("*") if path.is_file()}
+    assert files == {"a": "new", "link": "new", "pkg/b": "b", "dir/d": "d"}
+    assert os.readlink(tmp_path / "tree/link") == "a" and stat.S_IMODE((tmp_path / "tree/pkg/b").stat().st_mode) == 0o750
+    for path in ("/nowhere", "/testbed/gone", "/other", "/way", "/testbed/a"):
+        with pytest.raises(ImageError, match="has no directory"):
+            copy_tree(found, path, tmp_path / "none")
 
 
 # ------------------------------------------------------------------ sandboxes
