@@ -65,7 +65,7 @@ class _Source(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterator[tarfile.TarFile]:
+def opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterator[tarfile.TarFile]:
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
@@ -86,8 +86,8 @@ def packed(api: Any, container: str, path: str, max_bytes: int) -> bytes:
     """The file or directory `path` as `transfer.pack` packs it. Raises SandboxError."""
     what, output = f"cannot download {path}: it", io.BytesIO()
     real = _real(api, container, path)
-    with _opened(api, container, real, 2 * max_bytes + (1 << 20), what) as given, tarfile.open(fileobj=output, mode="w") as taken:
-        for member, name in _below(given):
+    with opened(api, container, real, 2 * max_bytes + (1 << 20), what) as given, tarfile.open(fileobj=output, mode="w") as taken:
+        for member, name in below(given):
             if not (member.isreg() or member.isdir() or member.issym()):
                 continue
             if output.tell() + member.size > max_bytes:
@@ -108,7 +108,7 @@ def _real(api: Any, container: str, path: str) -> str:
     return str(found.get("linkTarget") or path)
 
 
-def _below(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
+def below(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
     """Members with their names relative to the path that was asked for, whose last component the archive's names begin with."""
     for member in tar:
         _, _, name = member.name.partition("/")
@@ -123,8 +123,8 @@ def changes(api: Any, container: str, workdir: str, pristine: Path | None, max_b
     gone = {str(path.relative_to(pristine)) for path in tree} if pristine else set()
     found: dict[str, Change] = {}
     left = max_bytes
-    with _opened(api, container, workdir, 2 * whole + 8 * max_bytes, f"{what}, in all,") as tar:
-        for member, name in _below(tar):
+    with opened(api, container, workdir, 2 * whole + 8 * max_bytes, f"{what}, in all,") as tar:
+        for member, name in below(tar):
             if not name:
                 continue
             before = original(pristine, name) if pristine else Change(name, "deleted")

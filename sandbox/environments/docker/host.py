@@ -10,17 +10,19 @@ import secrets
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, override
 
 from sandbox.environments.backend import Backend
-from sandbox.environments.errors import SandboxError
+from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.spec import LimitsMode, RoMount, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
 
 from . import collect, owner, probe
 from .container import EXPIRES, OWNER, TRIAL, creation, host_config
 from .engine import OLDEST_API, Engine, boundary, connect
+from .fetch import copy_out, fetch_all
 from .images import Images
 from .sandbox import DockerSandbox
 from .watch import Watch
@@ -97,6 +99,17 @@ class DockerHost(Backend):
     @override
     def abandoned(cls, base: Path) -> list[str]:
         return owner.listed(base)
+
+    @override
+    async def fetch(self, images: Mapping[str, Path | None]) -> dict[str, str]:
+        return await fetch_all(self._engine, images, self._settings.images)
+
+    @override
+    async def copy_out(self, image: str, path: str, target: Path) -> None:
+        try:
+            await self._engine.call(copy_out, self._engine.api, image, path, target)
+        except SandboxError as error:
+            raise error if isinstance(error, ImageError) else ImageError(f"image {image}: {error}") from error
 
     @override
     async def create(self, spec: SandboxSpec) -> DockerSandbox:

@@ -136,6 +136,33 @@ def test_the_images_own_work_directory_gives_way_to_the_tasks_tree(docker_room: 
         api.close()
 
 
+def test_images_are_built_and_trees_copied_out_before_a_run(docker_room: DockerRoom, tmp_path: Path) -> None:
+    """As `environment/Dockerfile` of two tasks: one wants the network."""
+    good, bad = tmp_path / "good" / "environment", tmp_path / "bad" / "environment"
+    steps = "RUN mkdir -p /app/sub; cd /app; echo x > sub/file; chmod 755 sub/file; ln -s /etc/passwd link; ln sub/file hard"
+    for place, text in ((good, steps), (bad, "RUN python3 -c 'import pip' || exec 3<> /dev/tcp/192.0.2.1/80")):
+        place.mkdir(parents=True)
+        (place / "Dockerfile").write_text(f"FROM {IMAGE}\n{text}\n")
+
+    async def main() -> None:
+        host = docker_room.host
+        failed = await host.fetch({IMAGE: None, "made:1": good, "made:2": bad})
+        assert list(failed) == ["made:2"]
+        assert "the Dockerfile of bad cannot be built" in failed["made:2"]
+        assert "Step 2/2 : RUN" in failed["made:2"]
+        await host.copy_out("made:1", "/app", tmp_path / "tree")
+        found = {str(path.relative_to(tmp_path / "tree")): path for path in (tmp_path / "tree").rglob("*")}
+        assert sorted(found) == ["hard", "link", "sub", "sub/file"]
+        assert (found["link"].readlink(), found["sub/file"].stat().st_mode & 0o777) == (Path("/etc/passwd"), 0o755)
+        assert found["hard"].read_text() == "x\n"
+        for image, path in (("made:1", "/no/such"), ("made:1", "/app/sub/file"), ("made:9", "/app")):
+            with pytest.raises(ImageError):
+                await host.copy_out(image, path, tmp_path / "other")
+            assert not (tmp_path / "other").exists()
+
+    docker_room.runner.run(main())
+
+
 # ---------------------------------------------------------------- dead owners
 
 _OWNER = """
