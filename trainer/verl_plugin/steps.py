@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 import transfer_queue as tq
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
@@ -16,6 +18,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
+from verl.workers.utils.padding import response_from_nested
 
 from server.schemas.events import EvaluationBody
 from server.schemas.probes import TRAINED_WITH, TrainedWith
@@ -163,9 +166,11 @@ class LegoSteps(PPOTrainer):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         rollout, trainer, mask = (data[name].values().numpy() for name in names)
         owners = row_owners(batch.keys, taken.played)
-        columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions == self.global_steps - 1)
-        metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
         metrics.update(self.actor_rollout_wg.routing_counts()[0])
+        columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
+        if self._spec.monitors.lagged_fidelity:
+            columns = columns._replace(sampler=self._under_their_weights(batch, columns))
+        metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
         if self.use_reference_policy:
             batch = self._compute_ref_log_prob(batch, metrics)
         algorithm = self._spec.algorithm
@@ -184,6 +189,22 @@ class LegoSteps(PPOTrainer):
             rows = [row[:length] for row, length in zip(weights, lengths, strict=True)]
             return self._put(batch, {"correction": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
         return batch
+
+    def _under_their_weights(self, batch: KVBatchMeta, columns: LogProbs) -> NDArray[np.float32]:
+        """`columns.trainer`, with the tokens of older weights computed again under those."""
+        answer, rows = columns.trainer.copy(), np.repeat(np.arange(len(batch)), np.diff(columns.offsets))
+        for version in np.unique(columns.versions[columns.lagged]).tolist():
+            chosen = columns.lagged & (columns.versions == version)
+            numbers = np.unique(rows[chosen])
+            part = KVBatchMeta(
+                partition_id=batch.partition_id, keys=[batch.keys[n] for n in numbers], tags=[batch.tags[n] for n in numbers]
+            )
+            part.extra_info = {"version": version, "temperature": self._spec.rollout.temperature, "compute_loss": False}
+            self.actor_rollout_wg.compute_log_prob_under(part)
+            data = tq.kv_batch_get(keys=part.keys, partition_id=part.partition_id, select_fields=["log_probs", "response_mask"])
+            found = response_from_nested(data["log_probs"], data["response_mask"]).values().numpy()
+            answer[chosen] = found[chosen[np.isin(rows, numbers)]]
+        return answer
 
     def _put(self, batch: KVBatchMeta, columns: dict[str, torch.Tensor]) -> KVBatchMeta:
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch)))
