@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo       train the demo policy and watch the held-out solve rate rise"
-	@echo "make test       the whole test suite (make test-fast | test-slow for a part)"
+	@echo "make test       the whole test suite (make test-fast | test-slow | test-trainer for a part)"
 	@echo "make test-cluster  the Kubernetes environment on a real one-node cluster (root, Debian 12; builds it once, not part of make test)"
 	@echo "make install    control plane, plugin, sandbox and trainer in .venv (install-light: control plane and plugin only)"
 	@echo "make lint typecheck"
@@ -35,6 +35,10 @@ test-fast-rest: install-dev
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Real runs of verl on the CPU: synchronous with routing replay, asynchronous, dense. A part of test-slow.
+test-trainer: install-dev
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests/trainer/test_main_ppo.py tests/trainer/test_schedules.py
 
 # Hours of a real run in minutes: 2,000 trials at 16 at once with real kills. Not part of the tests: SOAK_ARGS="--n 600 --seed 3".
 soak: install-dev

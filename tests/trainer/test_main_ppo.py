@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -31,27 +25,13 @@ from server.schemas.events import (
 )
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
-from server.schemas.rundir import BestFile, RunDir, RunFile, write_atomic
-from server.schemas.runspec import (
-    Admission,
-    Algorithm,
-    Checkpoint,
-    Data,
-    Evaluation,
-    Harness,
-    Kind,
-    Model,
-    Reporting,
-    Rollout,
-    RunSpec,
-    Trainer,
-)
+from server.schemas.rundir import BestFile, CheckpointFile
+from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
-from tests.trainer.support.fake_runner import FakeRunner, scored
 from tests.trainer.support.fake_runner import Harness as Client
-from tests.trainer.support.fake_server import FakeServer
-from tests.trainer.support.tiny_policy import save_policy
+from tests.trainer.support.fake_runner import scored
+from tests.trainer.support.main_ppo import SIZE, STEPS, TASKS, World, kill_everything, left_behind, of, prepare, start
 from trainer.capture.file import from_bytes
 from trainer.checkpoints.export import export
 from trainer.checkpoints.kept import read_best
@@ -59,33 +39,11 @@ from trainer.launch import FINAL
 
 pytestmark = pytest.mark.slow
 
-STEPS, TASKS, SIZE = 2, 3, 4
-
-
-@dataclass
-class World:
-    run: RunDir
-    server: FakeServer
-    runner: FakeRunner
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("policy")
-    save_policy(path)
-    return path
-
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    server = FakeServer("events")
-    run = RunDir(tmp_path / "run")
-    run.root.mkdir()
-    runner = FakeRunner(run.runner_file, "trials", play)
-    runner.start()
-    yield World(run, server, runner)
-    runner.stop()
-    server.stop()
+def world(bare_world: World) -> World:
+    bare_world.runner.play = play
+    return bare_world
 
 
 async def play(client: Client, request: TrialRequest) -> Scored | Failed:
@@ -104,51 +62,7 @@ async def play(client: Client, request: TrialRequest) -> Scored | Failed:
     return scored(task != 0 and sample % 2)
 
 
-def prepare(world: World, policy: Path, **changes: object) -> RunSpec:
-    spec = RunSpec(
-        model=Model(path=str(policy), context=400),
-        harnesses=[Harness(name="fake", version="1")],
-        data=Data(family="onebug"),
-        rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4, admission=Admission(enabled=True)),
-        algorithm=Algorithm(clip_low=0.03, clip_high=0.04, ratio_base="recomputed", epochs=2, minibatches=2),
-        trainer=Trainer(steps=STEPS, learning_rate=1e-3, start="warm_fork", evaluation=Evaluation(rollouts=4)),
-        reporting=Reporting(trackers=("tensorboard",)),
-    ).model_copy(update=changes)
-    for split in ("train", "held_out"):
-        folder = world.run.tasks / split
-        folder.mkdir(parents=True)
-        lines = [json.dumps({"task": f"{split}-{i}", "kind": "", "instruction": "repair it"}) for i in range(TASKS)]
-        (folder / "index.jsonl").write_text("\n".join(lines))
-    file = RunFile(
-        run_id="run-1", server_url=world.server.url, event_token="events", runner_token="trials", runtimes=world.run.root, spec=spec
-    )
-    write_atomic(world.run.run_file, file.model_dump_json())
-    return spec
-
-
-def start(world: World, *options: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-m", "trainer.launch", "--run-dir", str(world.run.root), *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def of[Body: EventBody](bodies: list[EventBody], kind: type[Body]) -> list[Body]:
-    return [body for body in bodies if isinstance(body, kind)]
-
-
-def left_behind(world: World) -> list[str]:
-    """Command lines of processes that belong to the run, given a moment to end."""
-    mark = str(world.run.root)
-    for _ in range(50):
-        found = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-        mine = [line for line in found if mark in line]
-        if not mine:
-            return []
-        time.sleep(0.1)
-    return mine
-
-
-def test_two_steps_train_every_sampled_token_once(world: World, policy: Path) -> None:
+def test_five_steps_train_every_sampled_token_once(world: World, policy: Path) -> None:
     prepare(world, policy)
     launched = start(world)
     output, _ = launched.communicate(timeout=250)
@@ -157,29 +71,30 @@ def test_two_steps_train_every_sampled_token_once(world: World, policy: Path) ->
 
     bodies = world.server.bodies()
     order = [body for body in bodies if isinstance(body, RunStateBody | EvaluationBody | StepBody)]
+    steps = [(StepBody, step) for step in range(1, STEPS + 1)]
     assert [(type(body), getattr(body, "step", None)) for body in order] == [
         (RunStateBody, None),
         (EvaluationBody, 0),
-        (StepBody, 1),
-        (EvaluationBody, 2),
-        (StepBody, 2),
+        *steps[:-1],
+        (EvaluationBody, STEPS),
+        steps[-1],
     ]
     assert order[0] == RunStateBody(state=RunState.RUNNING)
     check_trials(bodies)
     for step in of(bodies, StepBody):
         check_step(world, bodies, step)
     assert (world.run.checkpoints / "final" / "model.safetensors").is_file()
-    last = order[3]
-    assert isinstance(last, EvaluationBody) and read_best(world.run) == BestFile(step=2, resolved=last.resolved, total=4)
+    last = order[-2]
+    assert isinstance(last, EvaluationBody) and read_best(world.run) == BestFile(step=STEPS, resolved=last.resolved, total=4)
     assert export(world.run.checkpoints / "final", policy, world.run.root / "exported").changed > 0
-    assert "step 2/2" in output and "pearson 1.0000" in output
+    assert f"step {STEPS}/{STEPS}" in output and "pearson 1.0000" in output
     assert tracked(world, "lego/trained_tokens") == [step.metrics["lego/trained_tokens"] for step in of(bodies, StepBody)]
 
 
 def tracked(world: World, name: str) -> list[float]:
     """A metric's values in the order of their steps, as TensorBoard reads them."""
     events = EventAccumulator(str(world.run.root / "tracking" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars(name)] == [1, 2]
+    assert [event.step for event in events.Scalars(name)] == list(range(1, STEPS + 1))
     return [event.value for event in events.Scalars(name)]
 
 
@@ -280,7 +195,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
 
     world.runner.play = held
     trainer = Trainer(steps=3, start="warm_fork", evaluation=Evaluation(rollouts=4, every=2), checkpoint=Checkpoint(every=1))
-    prepare(world, policy, trainer=trainer)
+    prepare(world, policy, trainer=trainer, data=Data(family="onebug", sampling="relative"))
     launched = start(world)
     while not any(group.phase is Phase.EVAL and group.step == 2 for group in of(world.server.bodies(), GroupBody)):
         assert launched.poll() is None
@@ -301,6 +216,9 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     assert [step.step for step in steps] == [1, 2, 3]
     assert [done.step for done in of(bodies, EvaluationBody)] == [0, 2, 3]
     assert {request.trial_id[:6] for request in world.runner.requests} == {"e002r2", "s003r2", "e003r2"}
+    assert [step.metrics["lego/pool/seen"] for step in steps] == [3, 3, 3], "what was known of the tasks is not forgotten"
+    latest = CheckpointFile.model_validate_json(world.run.latest_checkpoint.read_bytes())
+    assert {known.groups for known in latest.pool.values()} == {1 + 0.75 + 0.75**2}
     assert steps[1].metrics["lego/optimizer_steps"] == 4 and steps[2].metrics["training/rollout_actor_probs_pearson_corr"] >= 0.999
     assert sorted(path.name for path in world.run.checkpoints.glob("global_step_*")) == ["global_step_2", "global_step_3"]  # `keep` is 2
     trained_with = TrainedWith.model_validate_json((world.run.checkpoints / "final" / TRAINED_WITH).read_bytes())
@@ -318,12 +236,4 @@ def test_an_evaluation_scores_the_weights_and_trains_nothing(world: World, polic
     assert (done.step, done.executed, done.total) == (0, 4, 4)
     assert of(bodies, StepBody) == [] and not world.run.checkpoints.exists()
     assert {request.split for request in world.runner.requests} == {"held_out"}
-    assert left_behind(world) == []
-
-
-def kill_everything(world: World) -> None:
-    mark = str(world.run.root)
-    for process in psutil.process_iter(["cmdline"]):
-        if any(mark in word for word in process.info["cmdline"] or []):
-            process.kill()
     assert left_behind(world) == []

@@ -51,7 +51,7 @@ def settings(spec: RunSpec, place: Place) -> dict[str, Any]:
         | _data(spec, place)
         | _model(spec, place)
         | _actor(spec)
-        | objective_settings(spec.algorithm)
+        | objective_settings(spec.algorithm, spec.trainer.device)
         | schedule_settings(spec.trainer)
         | backend_settings(spec)
         | _rollout(spec)

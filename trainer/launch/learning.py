@@ -6,8 +6,10 @@ from typing import Any
 
 from server.schemas.runspec import Algorithm, Trainer
 
+REF = "actor_rollout_ref.ref"
 
-def objective_settings(algorithm: Algorithm) -> dict[str, Any]:
+
+def objective_settings(algorithm: Algorithm, device: str) -> dict[str, Any]:
     """verl's loss modes: `gspo` has one ratio per sequence, `vanilla` one per token."""
     actor = {
         "policy_loss.loss_mode": "gspo" if algorithm.loss == "gspo" else "vanilla",
@@ -19,7 +21,21 @@ def objective_settings(algorithm: Algorithm) -> dict[str, Any]:
         "kl_loss_coef": algorithm.kl,
         "kl_loss_type": "low_var_kl",
     }
-    return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
+    settings = {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
+    return settings | (_reference_on_cpu() if algorithm.kl and device == "cpu" else {})
+
+
+def _reference_on_cpu() -> dict[str, Any]:
+    """In fp32 as the policy. verl moves a model that only runs forward to pinned host memory, which needs a GPU's driver; any other one
+    has an optimizer, whose settings are not used."""
+    return {
+        f"+{REF}.optim": "${actor_rollout_ref.actor.optim}",
+        f"{REF}.fsdp_config.forward_only": False,
+        f"{REF}.fsdp_config.use_torch_compile": False,
+        f"{REF}.fsdp_config.model_dtype": "fp32",
+        f"+{REF}.fsdp_config.mixed_precision.param_dtype": "fp32",
+        f"+{REF}.fsdp_config.mixed_precision.reduce_dtype": "fp32",
+    }
 
 
 def schedule_settings(trainer: Trainer) -> dict[str, Any]:

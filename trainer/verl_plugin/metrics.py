@@ -20,14 +20,21 @@ from trainer.learning.fidelity import EDGES, fidelity
 
 
 class LogProbs(NamedTuple):
-    """Rows laid end to end: row i holds tokens `offsets[i]` to `offsets[i + 1]`. `mask` is true on trained tokens, `equal` on those sampled
-    by the weights that the trainer has at the step's start."""
+    """Rows laid end to end: row i holds tokens `offsets[i]` to `offsets[i + 1]`. `mask` is true on trained tokens, `versions` are those of
+    the weights that sampled them, `present` that of the trainer at the step's start."""
 
     rollout: np.ndarray
     trainer: np.ndarray
     mask: np.ndarray
     offsets: np.ndarray
-    equal: np.ndarray
+    versions: np.ndarray
+    present: int
+    sampler: np.ndarray | None = None
+    """Log-probs of the trainer's under the weights that sampled each token, when they were computed."""
+
+    @property
+    def lagged(self) -> np.ndarray:
+        return self.mask.astype(bool) & (self.versions != self.present)
 
 
 class ReportingSink:
@@ -95,24 +102,31 @@ def branch_metrics(rollouts: Sequence[Sequence[Sample]]) -> dict[str, float]:
 def fidelity_metrics(columns: LogProbs, harness: Sequence[str], rollout: Sequence[int]) -> dict[str, float]:
     """Log-probs at sampling against the trainer's, over all scored rollouts of a step and for each harness of a mixed one.
 
-    `harness` and `rollout` (its number) are per row. Tokens of older weights differ because the policy does: they are apart, under
-    `lagged`, and then verl's correlation of probabilities, which is over all tokens, is replaced by the one over equal weights.
+    `harness` and `rollout` (its number) are per row. Tokens of older weights differ because the policy does: `lagged` says how much. In the
+    rest they are compared under their own weights, or left out when that was not computed. What a rollout sampled behind an update that
+    it lived through is apart, under `across`: the engine chose experts for the whole context anew, the replayed routes are the older ones.
+    Where anything lags, verl's correlation of probabilities, which is against the present weights, is replaced by that of the rest.
     """
     lengths = np.diff(columns.offsets)
     of_token, trajectory = np.repeat(np.asarray(harness), lengths), np.repeat(np.asarray(rollout), lengths)
-    trained = columns.mask.astype(bool)
-    parts = {"lego/fidelity": trained & columns.equal}
-    metrics = dict[str, float]()
-    if (lagged := trained & ~columns.equal).any():
-        parts["lego/fidelity/lagged"] = lagged
-        same = fidelity(columns.rollout, columns.trainer, parts["lego/fidelity"])
-        metrics["training/rollout_actor_probs_pearson_corr"] = same.pearson_probability
+    trained, lagged = columns.mask.astype(bool), columns.lagged
+    same, compared = (columns.trainer, trained & ~lagged) if columns.sampler is None else (columns.sampler, trained)
+    first = np.full(max(rollout, default=0) + 1, np.iinfo(np.int32).max)
+    np.minimum.at(first, trajectory[trained], columns.versions[trained])
+    across = compared & (columns.versions > first[trajectory])
+    parts = {"lego/fidelity": (same, compared & ~across)}
     if len(names := sorted(set(harness))) > 1:
-        parts |= {f"lego/fidelity/{name}": parts["lego/fidelity"] & (of_token == name) for name in names}
-    for prefix, mask in parts.items():
-        found = asdict(fidelity(columns.rollout, columns.trainer, mask, trajectory))
-        histogram = found.pop("histogram")
-        metrics |= {f"{prefix}/{name}": float(value) for name, value in found.items() if name != "pearson_probability"}
+        parts |= {f"lego/fidelity/{name}": (same, compared & ~across & (of_token == name)) for name in names}
+    parts |= {f"lego/fidelity/{name}": part for name, part in (("lagged", (columns.trainer, lagged)), ("across", (same, across)))}
+    metrics = dict[str, float]()
+    for prefix, (trainer, mask) in parts.items():
+        if prefix.endswith(("/lagged", "/across")) and not mask.any():
+            continue
+        found = asdict(fidelity(columns.rollout, trainer, mask, trajectory))
+        histogram, pearson = found.pop("histogram"), found.pop("pearson_probability")
+        if prefix == "lego/fidelity" and lagged.any():
+            metrics["training/rollout_actor_probs_pearson_corr"] = pearson
+        metrics |= {f"{prefix}/{name}": float(value) for name, value in found.items()}
         bounds = (-math.inf, *EDGES, math.inf)
         metrics |= {f"{prefix}/log_ratio/{low:g}..{high:g}": float(n) for (low, high), n in zip(pairwise(bounds), histogram, strict=True)}
     return metrics

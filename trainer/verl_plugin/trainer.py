@@ -26,9 +26,18 @@ class LegoAsync(LegoSteps, PPOTrainerSeparateAsync):
         logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
         super()._setup()
 
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self._keep_weights()
+
     def on_step_end(self) -> None:
         super().on_step_end()
+        self._keep_weights()
         self._feed(self.total_training_steps - self.global_steps)  # before an evaluation, which would leave places empty at its end
+
+    def _keep_weights(self) -> None:
+        if self._spec.monitors.lagged_fidelity:
+            self.actor_rollout_wg.keep_weights(version=self.global_steps, oldest=self.global_steps - self._spec.trainer.staleness)
 
     def get_llm_client(self) -> Any:
         """verl's plain client: our proxy goes on behind an interrupted turn by itself, and knows which version sampled what."""

@@ -1,11 +1,11 @@
-"""The training worker on a CPU: verl's hybrid worker with gloo, one thread, the branch loss and the rollout engine inside.
-
-Generation and training share this process and its event loop, which is right for a synchronous trainer: they never overlap.
+"""The training worker on a CPU: verl's hybrid worker with gloo, one thread, the objectives over branches, and for a synchronous trainer the
+rollout engine inside. There generation and training share this process and its event loop: they never overlap.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ class CpuWorker(ActorRolloutRefWorker):
     objective: Objective
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._kept: dict[int, list[torch.Tensor]] = {}
         torch.set_num_threads(1)
         if not torch.distributed.is_initialized():  # verl would ask for "cpu:gloo,cpu:gloo", which torch rejects
             rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -55,6 +56,24 @@ class CpuWorker(ActorRolloutRefWorker):
         counts = self.actor.engine.replay.take()
         metrics = {"lego/routing/replayed": float(counts.replayed), "lego/routing/changed": float(counts.changed)}
         return metrics | ({"lego/routing/overlap": counts.overlap, "lego/routing/top1": counts.top1} if counts.replayed else {})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def keep_weights(self, version: int, oldest: int) -> None:
+        """Keep a copy of the present weights as `version`, and none from before `oldest`."""
+        self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= oldest}
+        self._kept[version] = [parameter.detach().clone() for parameter in self.actor.engine.module.parameters()]
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def compute_log_prob_under(self, data: TensorDict) -> TensorDict:
+        """verl's `compute_log_prob` under the kept weights of `version`."""
+        parameters = list(self.actor.engine.module.parameters())
+        present = [parameter.detach().clone() for parameter in parameters]
+        _copy(self._kept[tu.pop(data, key="version")], parameters)
+        try:
+            return self.actor.infer_batch(data).cpu()
+        finally:
+            _copy(present, parameters)
+            self.actor.engine.replay.take()  # the counts are those of the pass under the present weights
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict:
@@ -95,3 +114,9 @@ class CpuWorker(ActorRolloutRefWorker):
             tokens = torch.stack([part.sum() for part in mask.unbind()])
             log_ratios[several] = rollout_log_ratios(sums, tokens, rollout[several])
         return log_ratios
+
+
+@torch.no_grad()
+def _copy(values: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

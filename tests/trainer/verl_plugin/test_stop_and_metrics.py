@@ -74,24 +74,38 @@ def test_update_metrics_weigh_rollouts_not_mini_batches() -> None:
 
 def test_fidelity_looks_at_trained_tokens_only() -> None:
     mask, one = np.array([1, 1, 1, 0]), np.array([0, 4])
-    every = np.ones(4, bool)
-    columns = LogProbs(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask, one, every)
+    now = np.zeros(4, int)
+    columns = LogProbs(np.array([-1.0, -2.0, -3.0, 0.0]), np.array([-1.0, -2.0, -3.1, 99.0]), mask, one, now, 0)
     found = fidelity_metrics(columns, ["mini"], [0])
     assert found["lego/fidelity/tokens"] == 3 and found["lego/fidelity/max_abs"] == pytest.approx(0.1)
     assert found["lego/fidelity/log_ratio/-1..-0.1"] + found["lego/fidelity/log_ratio/-0.1..-0.01"] == 1
-    nothing = fidelity_metrics(LogProbs(mask, mask, np.zeros(4), one, every), ["mini"], [0])
+    nothing = fidelity_metrics(LogProbs(mask, mask, np.zeros(4), one, now, 0), ["mini"], [0])
     assert math.isnan(nothing["lego/fidelity/pearson"])
 
 
 def test_fidelity_is_split_by_harness_in_a_mixed_step() -> None:
     """Three rows: two branches of one rollout, and a rollout of another harness."""
     rollout, trainer = np.full(6, -1.0), np.array([-1.1, -1.1, -1.3, -1.3, -2.0, -2.0])
-    columns = LogProbs(rollout, trainer, np.ones(6), np.array([0, 2, 4, 6]), np.ones(6, bool))
+    columns = LogProbs(rollout, trainer, np.ones(6), np.array([0, 2, 4, 6]), np.zeros(6, int), 0)
     found = fidelity_metrics(columns, ["mini", "mini", "claude"], [0, 0, 1])
     assert found["lego/fidelity/mini/mean_abs"] == pytest.approx(0.2)
     assert found["lego/fidelity/mini/trajectory_p99"] == pytest.approx(0.2)
     assert found["lego/fidelity/claude/mean_abs"] == pytest.approx(1.0)
     assert found["lego/fidelity/trajectory_p50"] == pytest.approx(0.6)
+
+
+def test_lagged_tokens_are_compared_under_their_own_weights_and_what_lies_behind_an_update_is_apart() -> None:
+    """Rollout 0 is of version 4, rollout 1 began under it and went on under 5, which the trainer has."""
+    rollout, versions = np.array([-1.0, -2.0, -1.5, -1.0]), np.array([4, 4, 4, 5])
+    present, sampler = np.array([-1.5, -2.5, -2.0, -1.2]), np.array([-1.01, -2.0, -1.5, -1.2])
+    columns = LogProbs(rollout, present, np.ones(4), np.array([0, 2, 4]), versions, 5)
+    blind = fidelity_metrics(columns, ["mini", "mini"], [0, 1])
+    assert blind["lego/fidelity/tokens"] == 0 and blind["lego/fidelity/lagged/mean_abs"] == pytest.approx(0.5)
+    assert math.isnan(blind["training/rollout_actor_probs_pearson_corr"])
+    found = fidelity_metrics(columns._replace(sampler=sampler), ["mini", "mini"], [0, 1])
+    assert found["lego/fidelity/tokens"] == 3 and found["lego/fidelity/max_abs"] == pytest.approx(0.01)
+    assert found["lego/fidelity/across/tokens"] == 1 and found["lego/fidelity/across/mean_abs"] == pytest.approx(0.2)
+    assert found["training/rollout_actor_probs_pearson_corr"] > 0.99
 
 
 def test_branches_per_rollout_show_conversations_that_fall_apart() -> None:
