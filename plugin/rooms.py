@@ -39,6 +39,7 @@ VERBS = {
     "doctor": Verb(SANDBOX, "Look for what sandboxes leave behind and for what makes them slow.", takes_data_dir=True),
     "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
     "image": Verb(SANDBOX, "Fetch, build, list and prune images of sandboxes.", takes_data_dir=True),
+    "purge": Verb(SANDBOX, "Take broken tasks out of a task index, by the evidence of runs.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Measure routing replay against its negative control."),
     "redteam": Verb(SANDBOX, "Try to earn rewards without solving tasks."),
     "regrade": Verb(SANDBOX, "Judge the archived work of a run's agents again, without them.", takes_data_dir=True),

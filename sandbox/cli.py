@@ -16,6 +16,7 @@ from sandbox.harnesses.commands import harness
 from sandbox.harnesses.commands import store_options as _store
 from sandbox.harnesses.pins import CLAUDE_CODE, MINI_SWE_AGENT, PINS
 from sandbox.harnesses.store import Store
+from sandbox.purge.command import purge
 from sandbox.redteam.command import redteam
 from sandbox.regrade.command import regrade
 from sandbox.runner import quiet
@@ -35,6 +36,7 @@ main.add_command(redteam)
 main.add_command(doctor)
 main.add_command(image)
 main.add_command(regrade)
+main.add_command(purge)
 
 
 @main.group()

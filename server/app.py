@@ -20,7 +20,7 @@ from .errors import install_handlers
 from .launchers.follower import Follower
 from .launchers.process import ProcessLauncher
 from .routes import checks as check_routes
-from .routes import diagnosis, events, findings, info, plans, regrades, runs, telemetry, trials
+from .routes import diagnosis, events, findings, info, plans, regrades, runs, tasks, telemetry, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
 from .settings import Settings
 from .telemetry.requests import RequestMetrics
@@ -62,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestMetrics, registry=app.state.requests)
     app.add_middleware(Perimeter, hostnames=hostnames)
     install_handlers(app)
-    for routes in (info, check_routes, plans, runs, events, trials, regrades, findings, diagnosis, telemetry):
+    for routes in (info, check_routes, plans, runs, events, trials, regrades, tasks, findings, diagnosis, telemetry):
         app.include_router(routes.router)
     app.include_router(pages.router)
     app.include_router(machines.router)

@@ -1,4 +1,4 @@
-"""The control plane as a regrade sees it: which diffs there are, and what became of the verdicts."""
+"""The control plane as `rl regrade` and `rl purge` see it: which diffs there are, what became of the verdicts, how tasks did."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from server.schemas.datadir import DataDir, ServerFile
 from server.schemas.regrade import ArchivedTrial, RegradeReport, Verifier
+from server.schemas.tasks_record import TaskRecord
 
 _TIMEOUT_S = 60
 
@@ -33,6 +34,9 @@ class Record:
 
     def report(self, run_id: str, verifier: Verifier) -> RegradeReport:
         return RegradeReport.model_validate_json(self._get(f"/api/runs/{run_id}/regrades", {"verifier": verifier}))
+
+    def tasks(self, runs: list[str]) -> list[TaskRecord]:
+        return TypeAdapter(list[TaskRecord]).validate_json(self._get("/api/tasks", {"run": runs}))
 
     def _get(self, path: str, params: dict[str, Any]) -> bytes:
         try:

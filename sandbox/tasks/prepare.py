@@ -60,10 +60,17 @@ def _copy(data: Data, split: str, directory: Path, limit: int | None) -> Iterato
         return
     if not source.is_dir():
         raise TaskError(f"data.{split}: {source} is not a directory")
-    for task in sorted(path for path in source.iterdir() if path.is_dir())[:limit]:
+    for task in _chosen(source)[:limit]:
         entry = check_task(task)
         _place(directory / task.name, functools.partial(_take, task))
         yield entry
+
+
+def _chosen(source: Path) -> list[Path]:
+    """The tasks of a directory: those that its index names, where it has one (`rl purge` writes it), else all, by name."""
+    if (source / INDEX).exists():
+        return [source / entry.task for entry in _read(source)]
+    return sorted(path for path in source.iterdir() if path.is_dir())
 
 
 def _take(task: Path, target: Path) -> None:
