@@ -65,6 +65,8 @@ class Memory:
     """Samples of the runner since it began: (trials that ended in it, resident bytes, descriptors, threads)."""
 
     boots: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
+    idle_fds: tuple[int, int] = (0, 0)
+    """Descriptors of the last runner: in the first sample of it, and when everything was over."""
 
     def look(self, pid: int, ended: int) -> None:
         with contextlib.suppress(psutil.Error):
@@ -75,8 +77,14 @@ class Memory:
                 sample = (ended, process.memory_info().rss, process.num_fds(), process.num_threads())
             self.boots.setdefault(pid, []).append(sample)
 
+    def end(self, pid: int) -> None:
+        samples = self.boots.get(pid)
+        if samples:
+            with contextlib.suppress(psutil.Error):
+                self.idle_fds = (samples[0][2], psutil.Process(pid).num_fds())
+
     def slopes(self, warm: int) -> list[dict[str, float]]:
-        """Of each boot with enough trials behind its first `warm`: bytes and descriptors per trial, by least squares."""
+        """Of each boot with enough trials behind its first `warm`: bytes per trial, by least squares."""
         found = []
         for samples in self.boots.values():
             after = [sample for sample in samples if sample[0] - samples[0][0] >= warm]
@@ -87,7 +95,6 @@ class Memory:
                 {
                     "trials": trials[-1] - trials[0],
                     "bytes_per_trial": round(_slope(trials, [float(sample[1]) for sample in after])),
-                    "fds_per_trial": round(_slope(trials, [float(sample[2]) for sample in after]), 4),
                     "mb": round(after[-1][1] / 2**20, 1),
                     "fds": float(after[-1][2]),
                     "threads": float(after[-1][3]),

@@ -34,7 +34,8 @@ KILL_EVERY = 10
 LEAK_BYTES = 48 * 1024
 """Resident bytes that each trial may add to a runner for good, over at least LEAK_TRIALS of them; they keep the request and the answer."""
 LEAK_TRIALS = 150
-LEAK_FDS = 0.02
+LEAK_FDS = 4
+"""Descriptors that an idle runner may have more at the end than soon after its start, when trials were under way."""
 _TASKS = 16
 _WARM = 32
 _TRY_S = 10
@@ -149,6 +150,8 @@ async def _play(world: World, trials: int, at_once: int, seed: int, watch: Watch
         await killing
         looking.cancel()
     await client.close()
+    await asyncio.sleep(2)  # until the runner has closed our connections
+    memory.end(world.runner)
     await asyncio.to_thread(reporter.close, 60)
     return run
 
@@ -195,14 +198,19 @@ def _report(run: Soak, trials: int, left: dict[str, list[str]], memory: Memory, 
     }
     problems += [f"record: {trial} is {recorded.get(trial)}, it was {word}" for trial, word in said.items() if recorded.get(trial) != word]
     for slope in slopes:
-        if slope["trials"] >= LEAK_TRIALS and (slope["bytes_per_trial"] > LEAK_BYTES or slope["fds_per_trial"] > LEAK_FDS):
-            problems.append(f"memory or descriptors grow: {slope}")
+        if slope["trials"] >= LEAK_TRIALS and slope["bytes_per_trial"] > LEAK_BYTES:
+            problems.append(f"memory grows: {slope}")
+    if memory.idle_fds[1] > memory.idle_fds[0] + LEAK_FDS:
+        problems.append(
+            f"descriptors grow: {memory.idle_fds[0]} soon after the start of the last runner, {memory.idle_fds[1]} when it was idle"
+        )
     return {
         "trials": trials,
         "solved": sum(isinstance(played.outcome, Scored) and played.outcome.reward for played in run.played),
         "outcomes": dict(outcomes),
         "kills": dict(Counter(done.kind.value for done in run.kills)),
         "memory": slopes,
+        "idle_fds": memory.idle_fds,
         "left": {kind: len(found) for kind, found in left.items()},
         "problems": problems,
     }
