@@ -144,6 +144,18 @@ def _stripping(spec: RunSpec) -> Check:
     return ok("template", "capture.history", f"{drops}; capture.history: strip does the same: every user message starts a branch")
 
 
+def sampling(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    """A cut distribution gives each token more probability than the trainer computes for it, so every ratio would be off."""
+    cut = "rollout.top_p" if spec.rollout.top_p < 1 else "rollout.top_k" if spec.rollout.top_k else None
+    if cut is None:
+        return
+    if spec.kind is Kind.TRAIN:
+        message = f"the ratio of {spec.algorithm.loss} needs log-probabilities of the whole distribution, and this samples from a part of it"
+    else:
+        message = "the engines sample from the whole distribution, as in training"
+    yield error("sampling", cut, message, "set top_p: 1 and top_k: 0")
+
+
 def routes(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     """Expert routes of a step, if every rollout grows to the context: tokens × layers × top_k, two bytes each on their way to the trainer.
 
@@ -246,7 +258,7 @@ def grading(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     yield from _rewards("noop", found.noop, 0, "doing nothing")
 
 
-RULES = (kind, paths, ports, memory, disk, rooms, model, routes, trained_with, context, harnesses, grading)
+RULES = (kind, paths, ports, memory, disk, rooms, model, sampling, routes, trained_with, context, harnesses, grading)
 
 
 def _complete(room: Room) -> bool:

@@ -147,6 +147,15 @@ def test_a_harness_must_be_the_pinned_one_and_installed(runtime: HarnessRuntime,
     assert any(check.code == "harness" and check.level is Level.ERROR and words in check.message for check in checked(facts))
 
 
+@pytest.mark.parametrize(("field", "value"), [("top_p", 0.95), ("top_k", 50)])
+def test_a_cut_distribution_goes_with_no_ratio(field: str, value: float) -> None:
+    (refused,) = (check for check in checked(SOUND, local(**{f"rollout__{field}": value})) if check.level is not Level.OK)
+    assert (refused.code, refused.level, refused.where) == ("sampling", Level.ERROR, f"rollout.{field}")
+    assert "the ratio of gspo needs log-probabilities of the whole distribution" in refused.message
+    (refused,) = (c for c in checked(SOUND, local(kind="eval", **{f"rollout__{field}": value})) if c.level is not Level.OK)
+    assert refused.message.startswith("the engines sample from the whole distribution")
+
+
 def test_paths_of_the_spec_must_exist() -> None:
     spec = resolve({"extends": "local"}, {"data.family": None, "data.train": "/no/tasks"}).spec
     messages = [check.message for check in checked(replace(SOUND, paths={"data.train": GONE}), spec) if check.level is Level.ERROR]

@@ -13,7 +13,7 @@ import pytest
 
 from server.schemas.events import RunStateBody
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
-from server.schemas.runspec import Data, Harness, Kind, Model, Reporting, RunSpec
+from server.schemas.runspec import Data, Harness, Kind, Model, Reporting, Rollout, RunSpec
 from server.schemas.states import RunState
 from tests.trainer.support.fake_server import FakeServer
 from trainer.launch import FINAL, FinalError, driver
@@ -52,6 +52,11 @@ def test_a_directory_that_is_no_runs(tmp_path: Path) -> None:
     assert done.returncode == FINAL
     assert done.stderr.startswith(f"failed: {tmp_path / 'run.json'} cannot be read")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cut_distribution_is_refused(tmp_path: Path, server: FakeServer) -> None:
+    code, output = launch(tmp_path, server, SPEC.model_copy(update={"rollout": Rollout(top_p=0.9)}))
+    assert code == FINAL and output.startswith("failed: rollout.top_p and top_k: the trainer's ratios are those of the whole distribution")
 
 
 def test_a_policy_that_does_not_ship(tmp_path: Path, server: FakeServer) -> None:
