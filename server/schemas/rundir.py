@@ -60,6 +60,17 @@ class ExitFile(_File):
     """Why the supervisor ended the trainer, when it did without being asked to."""
 
 
+class TaskMemory(_File):
+    """What policy-relative sampling knows of a task: solved and scored rollouts, groups and those of them without signal, earlier ones
+    counting less, and the step it was drawn for last."""
+
+    solved: float = 0.0
+    scored: float = 0.0
+    groups: float = 0.0
+    flat: float = 0.0
+    drawn: int = 0
+
+
 class CheckpointFile(_File):
     """Written when everything of the checkpoint after `step` updates is on disk, so it always names a whole one. `metrics` are those of
     the step, should its event be lost. `unfinished`: tasks that were begun and not trained, which the next start plays first."""
@@ -69,6 +80,9 @@ class CheckpointFile(_File):
     step: int
     metrics: dict[str, float]
     unfinished: list[str] = []
+    pool: dict[str, TaskMemory] = {}
+    draws: int = 0
+    """How often policy-relative sampling drew tasks."""
 
 
 class BestFile(_File):

@@ -39,7 +39,7 @@ class Model(_Section):
     renderer: Family = "qwen3"
     thinking: bool = False
     """Whether the chat template opens a thinking block for the policy."""
-    context: int = Field(default=256, ge=16)
+    context: int = Field(default=200_000, ge=16)
     """Longest sequence in tokens, prompt and completion together."""
 
 
@@ -57,6 +57,17 @@ class Harness(_Section):
     """`module:Class` of an adapter of your own; empty for a harness that lego-rl knows by name."""
 
 
+class Relative(_Section):
+    """Policy-relative sampling of the training tasks: draw what the present policy sometimes solves."""
+
+    memory: float = Field(default=0.75, ge=0, lt=1)
+    """How much of what is known of a task still counts when a new group of it arrives."""
+    retire_below: float = Field(default=0.4, ge=0, lt=1)
+    """Chance of a group with both rewards below which a task is retired."""
+    revisit_steps: int = Field(default=20, ge=1)
+    """Steps after which a retired task is looked at again."""
+
+
 class Data(_Section):
     """Task directories in Harbor's format: a family generated on the machine, or two directories."""
 
@@ -66,6 +77,9 @@ class Data(_Section):
     seed: Seed = 0
     train: Path | None = None
     held_out: Path | None = None
+    sampling: Literal["static", "relative"] = "static"
+    """`static`: every task once per epoch, in an order drawn by seed. `relative`: by what the policy can learn from."""
+    relative: Relative = Relative()
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
@@ -159,12 +173,12 @@ class Rollout(_Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     """0 is off. The trainer's log-probabilities are those of the whole distribution, so a cut one goes with no objective."""
-    max_new_tokens: int = Field(default=48, ge=1)
+    max_new_tokens: int = Field(default=32_768, ge=1)
     """Per turn."""
-    max_turns: int = Field(default=6, ge=1)
-    prompt_budget: int | None = Field(default=None, ge=1)
-    """Longest first prompt in tokens; nothing but `model.context` bounds it when empty, nor the next one."""
-    response_budget: int | None = Field(default=None, ge=1)
+    max_turns: int = Field(default=200, ge=1)
+    prompt_budget: int | None = Field(default=30_000, ge=1)
+    """Longest first prompt in tokens; nothing but `model.context` bounds it when null, nor the next one."""
+    response_budget: int | None = Field(default=170_000, ge=1)
     """Longest rest of a conversation behind its first prompt, sampled and observed tokens together."""
     token_budget: int | None = Field(default=None, ge=1)
     """Sampled tokens of a whole rollout."""
@@ -315,8 +329,6 @@ class Monitors(_Section):
     failed_share: float = Field(default=0.5, gt=0, le=1)
     """Share of failed trials in a step above which the run stops."""
     pearson: float = Field(default=0.99, gt=0, le=1)
-    lagged_fidelity: bool = True
-    """Compare tokens of older weights with those weights too: a copy of them per version, and a forward pass of the rows concerned."""
     lagged_fidelity: bool = True
     """Compare tokens of older weights with those weights too: a copy of them per version, and a forward pass of the rows concerned."""
 

@@ -12,7 +12,7 @@ import gc
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -29,6 +29,7 @@ from trainer.launch import FinalError
 
 from .groups import Group, Plan, evaluation_sizes, make_groups
 from .limits import gate_rule
+from .pool import TaskPool
 from .rows import Rows, discard, prompt_rows, store
 from .runner_client import RunnerClient
 from .schedule import Prompt, Schedule
@@ -73,6 +74,9 @@ class RolloutManager:
         self._loop = uvloop.new_event_loop()  # a fifth less CPU for each call of the proxy
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()
+        train = [entry.task for entry in read_index(run.tasks / TRAIN / "index.jsonl")]
+        self._pool = _pool(self.spec, train)
+        self._pool_metrics: dict[str, float] = {}
         self._held_out = [entry.task for entry in read_index(run.tasks / HELD_OUT / "index.jsonl")]
         self._first, self._fed = 1, 0
         """The step of the first prompt that this start of the trainer feeds, and how many it has fed."""
@@ -105,16 +109,19 @@ class RolloutManager:
         self.reporter.report(ResumedBody(step=step, attempt=self._attempt))
         self.reporter.report(FindingBody(detector="trainer_restarted", title=title, step=step))
         self.reporter.report(RunStateBody(state=RunState.RUNNING))
+        latest = CheckpointFile.model_validate_json(self._run.latest_checkpoint.read_bytes())
+        if self._pool is not None:
+            self._pool.remember(latest.pool, latest.draws)
         if not any(isinstance(body, StepBody) and body.step == step for body in before):
-            latest = CheckpointFile.model_validate_json(self._run.latest_checkpoint.read_bytes())
             self.reporter.report(StepBody(step=step, metrics=latest.metrics))
         every, steps = self.spec.trainer.evaluation.every, self.spec.trainer.steps
         due = step == steps or (every > 0 and step % every == 0)
         return not due or any(isinstance(body, EvaluationBody) and body.step == step for body in before)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """verl's contract: start these prompts; does not wait."""
-        self.feed(list(prompts["task"]))
+        """verl's contract: start these prompts, or as many that the pool draws; does not wait."""
+        tasks = list(prompts["task"])
+        self.feed(self._pool.choose(len(tasks), self._next_step, self.unfinished) if self._pool is not None else tasks)
 
     def wanted(self, batches: int) -> int:
         """How many prompts to feed now, when as many batches are still to be taken in the run."""
@@ -137,6 +144,8 @@ class RolloutManager:
         rows = [self._rows.pop(prompt.name) for prompt in taken]
         names = Rows([key for part in rows for key in part.keys], [tag for part in rows for tag in part.tags])
         played, stale = ([group for prompt in prompts for group in played_groups(prompt)] for prompts in (taken, late))
+        if self._pool is not None:
+            self._pool_metrics = self._pool.metrics(self._next_step, self._pool.note(_solved(played)))
         return Batch(played, names, stale)
 
     def announce(self, version: int) -> None:
@@ -151,6 +160,11 @@ class RolloutManager:
 
         self._call(note())
 
+    def checkpoint(self, step: int, metrics: dict[str, float]) -> CheckpointFile:
+        """What a later start goes on with, beside weights and optimizer."""
+        pool, draws = (self._pool.memory, self._pool.draws) if self._pool is not None else ({}, 0)
+        return CheckpointFile(step=step, metrics=metrics, unfinished=self.unfinished, pool=pool, draws=draws)
+
     @property
     def unfinished(self) -> list[str]:
         """Tasks that were fed and are neither trained nor dropped, in order."""
@@ -160,7 +174,7 @@ class RolloutManager:
         """What happened between proxy and engine since the last call, and how busy the places for trials were."""
 
         async def take() -> dict[str, float]:
-            return self._proxy.take_metrics() | {"lego/schedule/busy_share": self._slots.busy_share()}
+            return self._proxy.take_metrics() | {"lego/schedule/busy_share": self._slots.busy_share()} | self._pool_metrics
 
         return self._call(take())
 
@@ -217,9 +231,14 @@ class RolloutManager:
         if columns:
             await asyncio.to_thread(store, rows, columns)
 
+    @property
+    def _next_step(self) -> int:
+        """That the next prompt falls into by the order of the data."""
+        return self._first + self._fed // self.spec.rollout.tasks_per_step
+
     def _members(self, task: str) -> tuple[str, list[Member]]:
         """The trials of one more prompt. A task that comes again within a step gets another name for its groups."""
-        step = self._first + self._fed // self.spec.rollout.tasks_per_step
+        step = self._next_step
         self._fed += 1
         self._names[step, task] += 1
         uid = uuid.uuid4().hex
@@ -242,6 +261,19 @@ def played_groups(prompt: Prompt[Member, Rollout]) -> list[PlayedGroup]:
         if number in prompt.results:
             entry.rollouts.append(prompt.results[number])
     return list(played.values())
+
+
+def _pool(spec: RunSpec, tasks: Sequence[str]) -> TaskPool | None:
+    if spec.data.sampling == "static":
+        return None
+    return TaskPool(tasks, spec.data.relative, spec.rollout.group_size, spec.trainer.seed)
+
+
+def _solved(played: Iterable[PlayedGroup]) -> Iterator[tuple[str, int, int]]:
+    """Task, solved and scored rollouts of each group."""
+    for group in played:
+        rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+        yield group.group.task, sum(rewards), len(rewards)
 
 
 def _plan(run: RunDir, spec: RunSpec, attempt: int) -> Plan:

@@ -140,7 +140,7 @@ class LegoSteps(PPOTrainer):
         )
         write_atomic(weights(self._run, self.global_steps) / TRAINED_WITH, trained_with.model_dump_json(), mode=0o644)
         if checkpoint.every:
-            latest = CheckpointFile(step=self.global_steps, metrics=self._metrics, unfinished=self.agent_loop_manager.unfinished)
+            latest = self.agent_loop_manager.checkpoint(self.global_steps, self._metrics)
             write_atomic(self._run.latest_checkpoint, latest.model_dump_json())
             prune(self._run, checkpoint.keep)
 
