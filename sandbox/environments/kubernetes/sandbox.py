@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from sandbox.environments import archive
 from sandbox.environments.archive import Change
 from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.namespace.seccomp import PROGRAM
 from sandbox.environments.spec import DEFAULT_ENV, OPEN_FILES, ExecResult, SandboxSpec, UsageReport, User
 
 from . import gates, stream
@@ -81,7 +82,9 @@ class PodSandbox:
 
     async def _command(self, request: Object, user: User, timeout_s: float | None, data: bytes, cwd: str = "/") -> Answer:
         number = f"{next(self._numbers)}"
-        identity = {"uid": self.uid, "rlimits": self._rlimits()} if user == "agent" else {"uid": 0}
+        identity: Object = {"uid": 0}
+        if user == "agent":
+            identity = {"uid": self.uid, "rlimits": self._rlimits(), "seccomp": PROGRAM.hex()}
         if not self._killed:
             identity |= {"cpu_s": self.spec.limits.cpu_s}
         whole = {**request, **identity, "id": number, "state": STATE, "cwd": cwd, "timeout_s": timeout_s}

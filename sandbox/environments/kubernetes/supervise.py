@@ -27,6 +27,8 @@ LOOK_S = 1
 INPUT_S = 120
 """A host that does not send what it announced is gone."""
 BLOCK = 1 << 16
+_SECCOMP, _NO_NEW_PRIVS = 22, 38
+"""Of prctl."""
 
 
 def main(operations: dict[str, Any], transfer: str) -> None:
@@ -263,6 +265,7 @@ def become(request: Request) -> None:
         resource.setrlimit(kind, (limit, limit))
     uid = request["uid"]
     if uid:
+        install = system_call_filter(request["seccomp"]) if "seccomp" in request else None
         with open("/proc/self/oom_score_adj", "w") as file:  # the kernel shall take the agent before its watchdog
             file.write("1000")
         os.setgroups([])
@@ -273,7 +276,27 @@ def become(request: Request) -> None:
         if probe == 0:
             os._exit(0)
         os.waitpid(probe, 0)
+        if install is not None:
+            install()
     os.chdir(request["cwd"])
+
+
+def system_call_filter(program: str) -> Callable[[], None]:
+    """What installs a seccomp program (hexadecimal, 8 bytes an instruction) for good; prepared as root, before anything else can be read.
+
+    A container runtime has a filter of its own, but what that one lets through depends on its age.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = ctypes.create_string_buffer(bytes.fromhex(program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 16, ctypes.addressof(code)))
+
+    def install() -> None:
+        if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_SECCOMP, 2, ctypes.byref(header), 0, 0):
+            raise OSError(ctypes.get_errno(), "the filter of system calls cannot be installed", str(len(code)))
+
+    return install
 
 
 def execute(argv: list[str] | str, env: dict[str, str]) -> None:

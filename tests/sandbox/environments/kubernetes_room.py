@@ -64,14 +64,17 @@ async def fake_backend(prove: bool = False, **more: Any) -> AsyncIterator[tuple[
             yield backend, fake, settings, root
 
 
+def real_settings() -> Settings:
+    """Scratch lies in memory: a node enforces a limit of disk by eviction, which no command can see coming."""
+    more = {"namespace": "default", "memory_volumes": True, "pull_policy": "Never", "start_s": 60}
+    return settings_for(Path(os.environ[MARK]), CLUSTER_IMAGE, **more)
+
+
 @contextlib.asynccontextmanager
 async def real_backend() -> AsyncIterator[tuple[Kubernetes, None, Settings, Path]]:
-    """Scratch lies in memory: a node enforces a limit of disk by eviction, which no command can see coming."""
     with tempfile.TemporaryDirectory(prefix="lego-kube-") as directory:
-        more = {"namespace": "default", "memory_volumes": True, "pull_policy": "Never", "start_s": 60}
-        settings = settings_for(Path(os.environ[MARK]), CLUSTER_IMAGE, **more)
-        async with Kubernetes.open(Path(directory), settings) as backend:
-            yield backend, None, settings, Path(directory)
+        async with Kubernetes.open(Path(directory), real_settings()) as backend:
+            yield backend, None, real_settings(), Path(directory)
 
 
 @contextlib.contextmanager
