@@ -150,7 +150,7 @@ def sampling(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     if cut is None:
         return
     if spec.kind is Kind.TRAIN:
-        message = f"the ratio of {spec.algorithm.loss} needs log-probabilities of the whole distribution, and this samples from a part of it"
+        message = f"the ratio of {spec.algorithm.loss} needs log-probabilities of the whole distribution, this samples from a part of it"
     else:
         message = "the engines sample from the whole distribution, as in training"
     yield error("sampling", cut, message, "set top_p: 1 and top_k: 0")
