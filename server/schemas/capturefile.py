@@ -118,6 +118,8 @@ class CaptureFile(_Entry):
     proxy_error: str | None
     cancelled: int
     cancelled_tokens: int
+    lost_tokens: int = 0
+    """Streamed by calls that the engine then failed for good."""
     unknown_fields: list[str]
     violations: list[str]
     routes: RoutesEntry | None = None

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from server.schemas.capture import BranchClass, BranchReason
 from trainer.capture.conversations import SIDE, Reading
+from trainer.capture.graph import Node, Turn
 
 OPENINGS = {
     BranchClass.POLICY: BranchReason.ROOT,
@@ -61,7 +62,7 @@ def _fork(reading: Reading, tip: Reading) -> BranchReason:
 def _edited(reading: Reading, tip: Reading) -> BranchReason:
     """By the first message in which the new context differs from the one of the newest turn."""
     mine, theirs = [node.message for node in reading.nodes], [node.message for node in tip.nodes]
-    same = sum(1 for _ in takewhile(lambda pair: pair[0].key == pair[1].key, zip(mine, theirs, strict=False)))
+    same = sum(1 for _ in takewhile(lambda pair: _alike(*pair), zip(reading.nodes, tip.nodes, strict=False)))
     new = mine[same] if same < len(mine) else None
     if same == len(theirs):  # all that came before the newest turn is there
         if new is not None and new.key == tip.turn.message.key:
@@ -75,6 +76,12 @@ def _edited(reading: Reading, tip: Reading) -> BranchReason:
     if new is None or new.content.startswith(theirs[same].content) or same > _first_user(reading):
         return BranchReason.HISTORY_EDITED
     return BranchReason.COMPACTION if lost and new.role == "user" else BranchReason.HISTORY_EDITED
+
+
+def _alike(one: Node, other: Node) -> bool:
+    """Ids stand for the words of a sampled turn only."""
+    sampled = isinstance(one, Turn) or isinstance(other, Turn)
+    return one.message.key == other.message.key and (sampled or not one.message.tool_calls or one.message == other.message)
 
 
 def _first_user(reading: Reading) -> int:

@@ -18,7 +18,8 @@ class Capture:
 
     `turn_cap_hit` and `over_length` say that the last call of the rollout was refused for that reason. `engine_error` and `proxy_error`
     make the trial `Failed`: they hold one line for a person. `cancelled` counts calls whose client went away before the engine answered,
-    `cancelled_tokens` what the engine had streamed of them: such a call leaves no turn.
+    `cancelled_tokens` what the engine had streamed of them: such a call leaves no turn. `lost_tokens` were streamed by calls that the
+    engine then failed for good, and are in no turn either.
     A capture stays in its process; what travels is `samples()`, `record()` and `to_bytes()`.
     """
 
@@ -31,6 +32,7 @@ class Capture:
     proxy_error: str | None = None
     cancelled: int = 0
     cancelled_tokens: int = 0
+    lost_tokens: int = 0
     unknown_fields: set[str] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
 

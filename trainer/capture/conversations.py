@@ -47,15 +47,19 @@ class Reading:
     branch_class: BranchClass = BranchClass.POLICY
     summary: Reading | None = None
     """The side call whose answer took the place of this turn's history, or was added to it."""
-    continued: bool = False
-    """A later turn goes on from this one."""
+    followed: int = -1
+    """The last turn that goes on from this one."""
     grows: bool = field(init=False)
     """The first to go on from `before`."""
 
     def __post_init__(self) -> None:
         self.grows = self.extends and self.before is not None and not self.before.continued
         if self.before is not None and self.extends:
-            self.before.continued = True
+            self.before.followed = self.turn.index
+
+    @property
+    def continued(self) -> bool:
+        return self.followed >= 0
 
     @property
     def extends(self) -> bool:
@@ -211,10 +215,19 @@ def _known(reading: Reading, turns: Sequence[Reading]) -> Reading | None:
     firsts = {other.conversation: other for other in reversed(mine)}
     newest = {other.conversation: other for other in mine if other.opening == reading.opening}
     for conversation, other in sorted(newest.items(), key=lambda item: -item[1].turn.index):
-        same = reading.summary is not None or other.branch_class is BranchClass.POLICY or reading.starts_like(firsts[conversation])
-        if same:  # two sub-agents of one kind differ in what they were told first
+        if reading.summary is not None or reading.starts_like(firsts[conversation]):
+            return other
+        if other.branch_class is BranchClass.POLICY and not _waits(
+            other, reading
+        ):  # two sub-agents of one kind differ in what they were told first
             return other
     return None
+
+
+def _waits(parent: Reading, reading: Reading) -> bool:
+    """The parent goes on behind a call that holds nothing of its own: an agent of its own kind that one of its tools started. After a
+    compaction nobody goes on from the old history."""
+    return bool(parent.turn.message.tool_calls) and parent.followed > reading.turn.index and not reading.turns
 
 
 def _borrows(reading: Reading, known: Reading) -> bool:
@@ -227,7 +240,9 @@ def _carries_history(reading: Reading, earlier: Sequence[Reading]) -> bool:
     """A call without tools that holds turns of the conversation, as messages or flattened into one text."""
     mine = [other for other in earlier if other.turn.thread == reading.turn.thread]
     said = [text.strip() for other in mine[-RECENT:] for text in (other.turn.message.content, *other.results)]
-    if reading.echoed or any(len(text) >= TELLING and reading.says(text, assistants=True) for text in said):
+    telling = {text for text in said if len(text) >= TELLING}
+    held = sum(reading.says(text, assistants=True) for text in telling)
+    if reading.echoed or (held and held >= min(2, len(telling))):  # a title may quote the one answer that it names
         return True
     copied = _spoken(reading)[:-1]  # behind it stands what to do with it
     return len(copied) > 1 and any(_spoken(other)[: len(copied)] == copied for other in mine[-RECENT:])

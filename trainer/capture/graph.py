@@ -172,7 +172,7 @@ class Graph:
             turns, frontier, start = [], [root] if root else [], 0
         position = start
         for i, message in enumerate(request.messages[start:], start=start + 1):
-            frontier = [child for node in frontier for child in node.children.get(message.digest, ())]
+            frontier = [child for node in frontier for child in node.children.get(message.digest, ()) if self._is(child, message)]
             if not frontier:
                 break
             if message.role == "assistant" and (here := [node for node in frontier if isinstance(node, Turn)]):
@@ -181,6 +181,11 @@ class Graph:
         if best is not None and not self._twins:
             self._trails[thread] = request.messages[:position], best
         return Match(best, position, seen, start)
+
+    def _is(self, node: Node, message: Message) -> bool:
+        """Ids name a turn only where they were minted here; what the client made up itself has to be the same in every word."""
+        minted = isinstance(node, Turn) or all(call.id in self.calls for call in message.tool_calls)
+        return minted or node.message == message
 
     def echoed(self, message: Message) -> Turn | None:
         """The turn that a message with tool calls sends back whole, in whatever context."""

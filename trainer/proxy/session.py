@@ -170,6 +170,7 @@ class Session:
                 raise
             # The engine is another room's code: whatever it raises makes the trial Failed(engine) instead of hanging the harness.
             self.capture.engine_error = f"{type(error).__name__}: {error}"
+            self.capture.lost_tokens += len(flight.tokens)
             log.exception("engine call of rollout %s failed", self.rollout_id)
             raise _lost() from error
         self._sampled += len(generation.token_ids)

@@ -47,9 +47,9 @@ class Talk:
         turn.sent = True
         return turn
 
-    async def work(self, answer: str, result: str = "ok") -> Turn:
+    async def work(self, answer: str, result: str = "ok", tools: str = "bash read") -> Turn:
         """One turn as it should be."""
-        turn = await self.ask(answer)
+        turn = await self.ask(answer, tools=tools)
         self.history += [turn.message, *results(turn, result)]
         return turn
 
@@ -227,6 +227,32 @@ async def retried(talk: Talk) -> None:
     await talk.work(say("Done."))
 
 
+async def agent_of_the_parents_kind(talk: Talk) -> None:
+    """Without headers, with the parent's own system prompt and tools: the parent goes on where it was."""
+    await talk.work(call("task", n=1), tools="task read")
+    look = [SYSTEM, Message("user", "Look here.")]
+    turn = await talk.ask(call("read", n=2), look, tools="task read")
+    await talk.ask(say("Seen what was to be seen."), [*look, turn.message, *results(turn)], tools="task read")
+    await talk.work(say("Done."), tools="task read")
+
+
+async def examples_edited(talk: Talk) -> None:
+    """The harness made the ids of its examples up itself, so they say nothing about the words."""
+    shown = [Message("assistant", "", (ToolCall("example", "bash", {"n": 0}),)), Message("tool", "ok", tool_call_id="example")]
+    talk.history = [SYSTEM, Message("user", "An example."), *shown, TASK]
+    await talk.work(call("bash", n=1))
+    talk.history[2] = Message("assistant", "", (ToolCall("example", "bash", {"n": 9}),))
+    await talk.work(say("Done."))
+
+
+async def title_at_the_end(talk: Talk) -> None:
+    """It quotes the answer that it names, and nothing else of the history."""
+    await talk.work(call("bash", n=1), "README.md calc.py tests")
+    await talk.work(say("All of it is done now."))
+    ask = [Message("system", "Name it."), Message("user", "Fix it.\nAll of it is done now.")]
+    await talk.ask(say("Repair of add"), ask, tools="")
+
+
 EXPECTED: list[tuple[Script, list[tuple[str, str, list[int]]]]] = [
     (title_first, [("auxiliary", "auxiliary", [0]), ("root", "policy", [1, 2])]),
     (compacted_in_place, [("root", "policy", [0, 1]), ("summary", "summary", [2]), ("compaction", "policy", [3, 4])]),
@@ -248,6 +274,9 @@ EXPECTED: list[tuple[Script, list[tuple[str, str, list[int]]]]] = [
     (memory_agent, [("root", "policy", [0, 1]), ("auxiliary", "auxiliary", [2, 3])]),
     (web_search, [("root", "policy", [0, 2]), ("auxiliary", "auxiliary", [1])]),
     (retried, [("retry", "policy", [0]), ("root", "policy", [1, 2])]),
+    (agent_of_the_parents_kind, [("root", "policy", [0, 3]), ("sub_agent", "sub_agent", [1, 2])]),
+    (examples_edited, [("root", "policy", [0]), ("history_edited", "policy", [1])]),
+    (title_at_the_end, [("root", "policy", [0, 1]), ("auxiliary", "auxiliary", [2])]),
 ]
 
 

@@ -172,3 +172,19 @@ async def test_overflow_ends_codex(rollout: Rollout) -> None:
 async def test_stored_responses_are_refused(rollout: Rollout, more: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError, match="no response is stored here"):
         await ask(rollout, more.pop("items", "Go on."), **more)
+
+
+async def test_two_turns_with_nothing_between_stay_two(rollout: Rollout) -> None:
+    """Text behind text, and a call behind text: the second case is told by the ids of the items, which name the answer they are from."""
+    rollout.engine.script = [say("First."), say("Second."), call("exec_command", cmd="ls"), say("Done.")]
+    items = list(START)
+    for _ in range(3):
+        answer = await ask(rollout, items)
+        items += back(answer)
+    items.append(result(answer.output[-1].call_id, "calc.py"))
+    await ask(rollout, items)
+    capture = await rollout.close()
+    audit(capture, rollout.engine)
+    assert [turn.returned for turn in capture.graph.turns] == [True, True, True, False]
+    path = capture.graph.turns[3].path()
+    assert [node for node in path if node in capture.graph.turns] == capture.graph.turns

@@ -150,6 +150,7 @@ async def test_after_text_a_final_failure_ends_the_stream_without_an_error_event
     assert again.status_code == 404
     capture = await rollout.close()
     assert capture.engine_error == "EngineError: the weights are gone" and capture.policy_turns == 0
+    assert capture.lost_tokens == len(rollout.engine.tokenizer.encode("I look at it. ").ids) and capture.cancelled_tokens == 0
 
 
 @pytest.mark.parametrize("patience", [Patience(keep_alive=0.02)])

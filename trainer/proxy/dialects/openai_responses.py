@@ -14,7 +14,7 @@ from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_
 from trainer.proxy.dialects.openai_chat import ROLES, OpenAIChat, content_text
 from trainer.proxy.dialects.reader import read
 from trainer.proxy.dialects.responses_events import ResponsesEvents
-from trainer.proxy.dialects.responses_items import Origin, output, response
+from trainer.proxy.dialects.responses_items import Origin, answer_of, output, response
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Writer
 
@@ -29,7 +29,7 @@ THREAD_HEADERS = ("thread-id", "x-session-id", "x-litellm-session-id")
 """Codex, OpenCode, OpenHands: one value per conversation, sub-agents have their own."""
 TURN_METADATA = "x-codex-turn-metadata"
 _RANK = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
-"""The order in which the proxy writes the items of one turn: an item that goes back in it belongs to the next turn."""
+"""The order in which the proxy writes the items of one turn."""
 
 
 class OpenAIResponses:
@@ -73,6 +73,13 @@ class _Assistant:
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     rank: int = -1
+    answer: str = ""
+    """Which of the proxy's answers the items say they are from."""
+
+    def goes_on(self, kind: str, item_id: Any) -> bool:
+        """The proxy writes the text of a turn as one item, before the calls, and every item has the answer's id in its own."""
+        after = _RANK[kind] > self.rank or (_RANK[kind] == self.rank and kind != "message")
+        return after and (not self.answer or answer_of(item_id) in ("", self.answer))
 
     def message(self) -> Message:
         return Message("assistant", join(self.texts), tuple(self.calls), reasoning=join(self.thoughts) if self.thoughts else None)
@@ -88,10 +95,11 @@ def _conversation(items: Any) -> list[Message]:
         item = an_object(item, where)
         kind = a_string(item.get("type", "message"), f"{where}.type")
         sampled = kind in _RANK and (kind != "message" or item.get("role") == "assistant")
-        if turn.rank >= 0 and (not sampled or _RANK[kind] < turn.rank):
+        if turn.rank >= 0 and not (sampled and turn.goes_on(kind, item.get("id"))):
             messages.append(turn.message())
             turn = _Assistant()
         if sampled:
+            turn.answer = turn.answer or answer_of(item.get("id"))
             _sampled(turn, item, kind, where)
         else:
             messages.append(_given(item, kind, where))

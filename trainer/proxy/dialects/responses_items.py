@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,12 @@ def output(message: Message, request: Request, answer_id: str) -> list[dict[str,
 
 def item_id(kind: Kind, answer_id: str, index: int) -> str:
     return f"{'msg' if kind == 'text' else 'rs'}_{answer_id}_{index}"
+
+
+def answer_of(item_id: Any) -> str:
+    """The answer that an item of the proxy's is from, "" when its id says nothing of the kind."""
+    found = re.fullmatch(r"(?:msg|rs|fc|ctc)_([0-9a-f]{16})_\d+", item_id) if isinstance(item_id, str) else None
+    return found[1] if found else ""
 
 
 def reasoning(answer_id: str, index: int, words: str) -> dict[str, Any]:
