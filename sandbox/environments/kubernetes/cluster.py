@@ -8,8 +8,9 @@ import hashlib
 import logging
 import socket
 import time
+from collections.abc import Coroutine
 from pathlib import Path, PurePosixPath
-from typing import Self
+from typing import Any, Self
 
 from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.spec import SandboxSpec
@@ -57,6 +58,7 @@ class Cluster:
         self._image = settings.image
         self._starting = asyncio.Semaphore(self.settings.starts)
         self._sandboxes: set[PodSandbox] = set()
+        self._later: set[asyncio.Task[None]] = set()
         self._canary = socket.socket()
 
     @classmethod
@@ -88,6 +90,8 @@ class Cluster:
     async def stop(self) -> None:
         """Every pod and policy of ours is gone, or the cluster was told."""
         self._canary.close()
+        for task in list(self._later):
+            task.cancel()
         try:
             for sandbox in list(self._sandboxes):
                 await sandbox.close_gate()
@@ -122,14 +126,9 @@ class Cluster:
                 await self._until_ready(name)
                 await self._furnish(sandbox, spec)
             except BaseException:  # a cancellation too must not leave a pod that nobody holds
-                await asyncio.shield(self._undo(sandbox))
+                self.later(sandbox.vanish())
                 raise
         return sandbox
-
-    async def _undo(self, sandbox: PodSandbox) -> None:
-        with contextlib.suppress(SandboxError):
-            await sandbox.destroy()
-        self._sandboxes.discard(sandbox)
 
     async def _until_ready(self, name: str) -> None:
         def look(pod: Object | None) -> bool | None:
@@ -197,6 +196,16 @@ class Cluster:
             if time.monotonic() > end:
                 raise SandboxError(NOT_ENFORCED.format(namespace=self.api.namespace, reached="a port of the runner's machine"))
             await asyncio.sleep(_CLOSED_PAUSE_S)
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something whose end nobody waits for, and that `stop` makes superfluous."""
+        task = asyncio.create_task(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    def forget(self, sandbox: PodSandbox) -> None:
+        self._sandboxes.discard(sandbox)
+        self.pods.forget(sandbox.name)
 
 
 def owner_of(base: Path) -> Owner:

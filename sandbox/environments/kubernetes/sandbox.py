@@ -278,12 +278,24 @@ class PodSandbox:
         raise SandboxLost(f"pod {self.name} could not be emptied of processes and was deleted")
 
     async def destroy(self) -> None:
-        await self.close_gate()
+        """See `backend.Sandbox`. Nothing of the agent runs when this returns; the cluster takes seconds over the rest, and on its own."""
         if self._destroyed:
             return
-        self._killed = self._destroyed = True
-        await self._delete()
-        self._cluster.pods.forget(self.name)
+        self._destroyed = True
+        if not self._killed:
+            with contextlib.suppress(SandboxError):  # what cannot be killed is deleted all the same
+                await self.kill()
+        await self.close_gate()
+        self._cluster.later(self.vanish())
+
+    async def vanish(self) -> None:
+        """Until the cluster has nothing of it left."""
+        try:
+            await self._delete()
+        except SandboxError as error:
+            log.warning("pod %s may be left until the end of the run: %s", self.name, error)
+        finally:
+            self._cluster.forget(self)
 
     async def _delete(self) -> None:
         """Return when the cluster says that the containers are gone; a node that does not answer is not waited for longer."""
