@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -127,7 +128,11 @@ def check_task(task: Path) -> TaskEntry:
 
 
 def _check_tree(task: Path, environment: dict[str, Any]) -> None:
-    """The tree that the agent starts from is one of the task's directories, or one of its image."""
+    """The tree that the agent starts from is one of the task's directories, or one of its image. A task may name no directory of ours."""
+    if not re.fullmatch(
+        r"([A-Za-z0-9][\w.-]*(:\d+)?/)?[a-z0-9][\w./-]*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", image := environment.get("docker_image") or "x"
+    ):
+        raise TaskError(f"task {task}: docker_image {image!r} is no image of a registry: write NAME:TAG or NAME@sha256:…")
     if (task / "environment" / "workspace").exists():
         return
     if not environment.get("docker_image") and not (task / "environment" / "Dockerfile").exists():

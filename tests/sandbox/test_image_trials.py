@@ -14,7 +14,7 @@ from sandbox.redteam import targets
 from sandbox.runner.drive import Room
 from sandbox.runner.outcomes import decide
 from server.schemas.outcome import Cause, Failed, Scored, Stage, Termination
-from tests.sandbox.environments.images import layout, programs, tar
+from tests.sandbox.environments.images import directory, layout, programs, tar
 
 from .support import in_room, needs_sandbox, play, solution, spec
 
@@ -74,8 +74,34 @@ def test_a_tree_that_lies_in_the_image_is_played_without_its_history(tmp_path: P
     in_room(body, spec(data=data, sandbox={"images": {"cache": str(cache.root)}, "limits": LIMITS}))
 
 
-def tar_of(directory: Path, name: str) -> bytes:
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("buildah") is None, reason="needs the Debian package buildah")
+def test_a_dockerfile_is_built_before_the_run_and_searched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = tmp_path / "tasks"
+    targets.write(source)
+    for path in source.iterdir():
+        if path.name != "calc":
+            shutil.rmtree(path)
+    environment = source / "calc/environment"
+    (environment / "workspace").rename(environment / "source")
+    (environment / "root.tar").write_bytes(tar([*programs(), directory("proc"), directory("dev"), directory("sys"), directory("etc")]))
+    lines = ["FROM scratch", "ADD root.tar /", "COPY source /testbed", "COPY helpers.py /opt/leaked.py", "RUN touch /built"]
+    (environment / "Dockerfile").write_text("\n".join([*lines, "ENV PATH=/bin"]) + "\n")
+    (environment / "helpers.py").write_text((source / "calc/tests/test_hidden.py").read_text())
+    toml = (source / "calc/task.toml").read_text()
+    (source / "calc/task.toml").write_text(toml.replace('workdir = "/workspace"', 'workdir = "/testbed"'))
+
+    async def body(room: Room) -> None:
+        facts, _ = await play(room, f"test -e /built && {targets.FIX}")
+        assert decide(facts) == Scored(reward=1, termination=Termination.COMPLETED), facts
+
+    images = {"cache": str(tmp_path / "cache"), "build": True}
+    in_room(body, spec(data={"train": str(source)}, sandbox={"images": images, "limits": LIMITS}))
+    assert "gives it away: /opt/leaked.py" in caplog.text
+
+
+def tar_of(tree: Path, name: str) -> bytes:
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as archive:
-        archive.add(directory, name)
+        archive.add(tree, name)
     return output.getvalue()

@@ -6,12 +6,17 @@ character device 0:0, `.wh..wh..opq` the attribute `overlay.opaque`. Devices and
 set-id bits, which no sandbox honours, and extended attributes.
 
 As root files keep their numeric owners. An ordinary user owns everything, and can always read and remove it.
+
+`unpack` does it in a process of its own with bounded memory: a header may claim any size. The runner's event loop goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import stat
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import IO
@@ -23,6 +28,18 @@ _OPAQUE = ".wh..wh..opq"
 _BLOCK = 1 << 18
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ID = 2**31
+_MAX_DEPTH = 200
+_MEMORY = 1 << 30
+_ENTRY = 1024
+"""What an entry counts at least, in bytes: it needs an inode and a name."""
+_REFUSED = 3
+_SOURCE = str(Path(__file__).parents[3])
+_BOOT = """
+import sys
+sys.path.append(sys.argv[1])
+from sandbox.environments.images.unpack import main
+main(sys.argv[2], int(sys.argv[3]))
+"""
 
 
 def unpack(stream: IO[bytes], target: Path, max_bytes: int) -> int:
@@ -30,6 +47,43 @@ def unpack(stream: IO[bytes], target: Path, max_bytes: int) -> int:
 
     Raises ImageError for an archive that is broken, not honest, or larger than `max_bytes` unpacked.
     """
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _BOOT, _SOURCE, str(target), str(max_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={},
+    ) as process:
+        assert process.stdin is not None  # noqa: S101 -- asked for above
+        try:
+            while block := stream.read(_BLOCK):
+                process.stdin.write(block)
+            written, words = process.communicate()
+        except BrokenPipeError:  # it has seen enough
+            written, words = b"", process.communicate()[1]
+        except BaseException:  # the stream is bad, or the caller is ended
+            process.kill()
+            raise
+    if process.returncode != 0:
+        said = words.decode(errors="replace").strip()
+        raise ImageError(
+            said if process.returncode == _REFUSED else f"an image layer cannot be unpacked: {said[-300:] or process.returncode}"
+        )
+    return int(written)
+
+
+def main(target: str, max_bytes: int) -> None:
+    """The process of `unpack`: the tar arrives on standard input."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    try:
+        print(unpack_here(sys.stdin.buffer, Path(target), max_bytes))
+    except (ImageError, MemoryError) as error:
+        sys.stderr.write(str(error) or "an image layer needs too much memory: one of its headers is no honest one")
+        sys.exit(_REFUSED)
+
+
+def unpack_here(stream: IO[bytes], target: Path, max_bytes: int) -> int:
+    """`unpack` in this process."""
     unpacker = _Unpacker(target, max_bytes)
     try:
         with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as archive:
@@ -49,6 +103,7 @@ class _Unpacker:
         self._parent: tuple[str, ...] = ()
         self._parent_fd = self._root
         self._max_bytes = max_bytes
+        self._left = max_bytes
         self._owned = os.geteuid() == 0
         self._modes: dict[tuple[str, ...], tarfile.TarInfo] = {}
         """Of directories, for when all is written: a directory may forbid writing."""
@@ -61,6 +116,9 @@ class _Unpacker:
 
     def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = _parts(member.name)
+        self._left -= _ENTRY + (member.size if member.isreg() else 0)
+        if self._left < 0:
+            raise ImageError(f"an image layer is larger than the {self._max_bytes >> 20} MB that one may have")
         try:
             self._add(archive, member, path)
         except (NotADirectoryError, IsADirectoryError, FileExistsError, FileNotFoundError) as error:
@@ -134,8 +192,6 @@ class _Unpacker:
 
     def _file(self, archive: tarfile.TarFile, path: tuple[str, ...], member: tarfile.TarInfo) -> None:
         self.bytes += member.size
-        if self.bytes > self._max_bytes:
-            raise ImageError(f"an image layer is larger than the {self._max_bytes >> 20} MB that an image may have")
         content = archive.extractfile(member)
         assert content is not None  # a regular member  # noqa: S101
         fd = os.open(path[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fresh(path))
@@ -195,8 +251,8 @@ class _Unpacker:
 def _parts(name: str) -> tuple[str, ...]:
     """The components of a member's name. Raises ImageError for one that could lead out of its layer."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if name.startswith("/") or ".." in parts or "\0" in name:
-        raise ImageError(f"the image is refused: its archive has a member {name!r}, which leads out of its layer")
+    if name.startswith("/") or ".." in parts or "\0" in name or len(parts) > _MAX_DEPTH:
+        raise ImageError(f"the image is refused: its archive has a member {name[:200]!r}, which leads out of its layer, or too deep")
     return parts
 
 

@@ -181,7 +181,10 @@ class Host(Backend):
     async def fetch(self, images: Mapping[str, Path | None]) -> dict[str, str]:
         failed = await fetch_all(self._images, images, self._settings)
         for name in images.keys() - failed.keys():
-            await asyncio.to_thread(self._image, name)
+            try:
+                await asyncio.to_thread(self._image, name)
+            except ImageError as error:  # removed since, by another process
+                failed[name] = str(error)
         await asyncio.to_thread(self._images.prune, int(self._settings.cache_gb * 1e9))
         return failed
 
@@ -212,6 +215,7 @@ class Host(Backend):
             "processes": limits.processes,
             "cpu_s": limits.cpu_s,
             "disk_mb": limits.disk_mb,
+            "scratch": limits.scratch,
             "rlimits": rlimits,
         }
 

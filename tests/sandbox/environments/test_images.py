@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sandbox.environments.errors import ImageError
 from sandbox.environments.images.cache import ImageCache
 from sandbox.environments.images.tree import copy_tree
-from sandbox.environments.images.unpack import unpack
+from sandbox.environments.images.unpack import unpack, unpack_here
 from sandbox.environments.spec import Directory, SandboxSpec
 from tests.sandbox.environments.contract import LIMITS, NAMESPACES, Place, contract
 from tests.sandbox.environments.images import Member, directory, layout, member, programs, tar
@@ -29,7 +29,7 @@ LINK, HARD, DEVICE, PIPE = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, ta
 
 def unpacked(target: Path, *members: Member) -> int:
     target.mkdir()
-    return unpack(io.BytesIO(tar(members)), target, 1 << 20)
+    return unpack_here(io.BytesIO(tar(members)), target, 1 << 20)
 
 
 def test_a_layer_becomes_a_directory(tmp_path: Path) -> None:
@@ -88,6 +88,8 @@ HOSTILE = {
     "file over a directory": [directory("a"), member("a", b"x")],
     "below a file": [member("a", b"x"), member("a/b", b"x")],
     "too large": [member("a", b"x" * (1 << 19)), member("b", b"x" * (1 << 19) + b"x")],
+    "too many": [member(f"f{number}") for number in range(1100)],
+    "too deep": [member("a/" * 300 + "b")],
     "an owner beyond all ids": [member("a", b"x", uid=2**32)],
 }
 
@@ -97,6 +99,17 @@ def test_hostile_layers_are_refused(tmp_path: Path, members: list[Member]) -> No
     with pytest.raises(ImageError):
         unpacked(tmp_path / "layer", *members)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layer"]
+
+
+def test_unpacking_is_done_apart_and_says_what_is_wrong(tmp_path: Path) -> None:
+    for name in ("good", "bad", "cut"):
+        (tmp_path / name).mkdir()
+    good = tar([member("a", b"x" * 10), member("b", b"y" * 10)])
+    assert unpack(io.BytesIO(good), tmp_path / "good", 1 << 20) == 20
+    with pytest.raises(ImageError, match="leads out of its layer"):
+        unpack(io.BytesIO(tar([member("../a", b"x" * (1 << 20)), member("b", b"y" * (8 << 20))])), tmp_path / "bad", 1 << 30)
+    with pytest.raises(ImageError, match="no complete tar archive"):
+        unpack(io.BytesIO(good[:600]), tmp_path / "cut", 1 << 20)
 
 
 _NAMES = st.sampled_from(["a", "b", "..", ".", "", ".wh.a", ".wh..wh..opq", "etc"])
