@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .sandbox import PodSandbox
 
 _RECORD = "kubernetes.json"
+_GONE_S = 15
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -154,6 +155,6 @@ async def _sweep(base: Path, settings: Settings) -> list[str]:
 
     api = await Api.connect(settings.kubernetes, 8)
     try:
-        return await sweeping.sweep(api, owner_of(base))
+        return await sweeping.sweep(api, owner_of(base), _GONE_S)
     finally:
         await api.close()

@@ -31,7 +31,8 @@ _CONNECTIONS_PER_SANDBOX = 4
 _CONNECTIONS = 32
 _CLOSED_S = 10
 _CLOSED_PAUSE_S = 0.5
-_STOP_S = 90
+_STOP_S = 60
+_GONE_S = 15
 _EVENTS_S = 4
 _HOPELESS = "hostPath type check failed"
 _FIRST_IMAGE_VOLUMES = (1, 31)
@@ -72,7 +73,7 @@ class Cluster:
             minor = int("".join(filter(str.isdigit, version["minor"])) or 0)
             if kube.runtime.via == "image_volume" and (int(version["major"]), minor) < _FIRST_IMAGE_VOLUMES:
                 raise SandboxError(f"sandbox.kubernetes.runtime: {version['gitVersion']} has no image volumes; use via: init_container")
-            await sweeping.sweep(api, owner)
+            await sweeping.sweep(api, owner, 0)
             await api.create("networkpolicies", manifest.deny_all(owner))
             await pods.start()
             address = kube.runner_address
@@ -88,7 +89,7 @@ class Cluster:
         return self
 
     async def stop(self) -> None:
-        """Every pod and policy of ours is gone, or the cluster was told."""
+        """Every pod and policy of ours is gone, or the cluster is about to end it."""
         self._canary.close()
         for task in list(self._later):
             task.cancel()
@@ -96,7 +97,7 @@ class Cluster:
             for sandbox in list(self._sandboxes):
                 await sandbox.close_gate()
             async with asyncio.timeout(_STOP_S):
-                await sweeping.sweep(self.api, self.owner)
+                await sweeping.sweep(self.api, self.owner, _GONE_S)
         except (SandboxError, TimeoutError) as error:
             log.warning(
                 "pods may be left in %s: %s; the next start removes them, and the cluster does when their time is over",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 
 from . import manifest
 from .api import Api, Object
 from .manifest import Owner
 
-_GONE_S = 60
-_LOOK_S = 0.2
+_LOOK_S = 0.5
+_LOST_NODE_S = 120
+"""A pod that takes longer to end is on a node that does not answer."""
 
 
-async def sweep(api: Api, owner: Owner) -> list[str]:
-    """Delete every object of `owner`, and those of others whose time is over; return when no pod of `owner` is left. Names what it removed.
+async def sweep(api: Api, owner: Owner, patience_s: float) -> list[str]:
+    """Delete every object of `owner`, and those of others whose time is over. Names what it removed.
 
-    A runner calls it when nothing of its own runs: before its first sandbox and after its last.
+    A runner calls it when nothing of its own runs: before its first sandbox and after its last. The cluster ends pods on its own; that is
+    waited for at most `patience_s`.
     """
     removed = []
     for kind in ("pods", "networkpolicies"):
@@ -25,15 +28,14 @@ async def sweep(api: Api, owner: Owner) -> list[str]:
         stale = [item for item in there if item not in mine and _is_over(item)]
         if mine:
             await api.delete_all(kind, owner.selector)
-        for item in stale:
-            await api.delete(kind, item["metadata"]["name"])
+        for item in (*mine, *stale):
+            if _is_stuck(item):
+                await api.delete(kind, item["metadata"]["name"], grace_s=0)
+            elif item in stale:
+                await api.delete(kind, item["metadata"]["name"])
         removed += [f"{kind}/{item['metadata']['name']}" for item in (*mine, *stale)]
-    end = time.monotonic() + _GONE_S
-    while left := (await api.listing("pods", owner.selector))["items"]:
-        if time.monotonic() > end:
-            for item in left:  # their nodes do not answer
-                await api.delete("pods", item["metadata"]["name"], grace_s=0)
-            break
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end and (await api.listing("pods", owner.selector))["items"]:
         await asyncio.sleep(_LOOK_S)
     return removed
 
@@ -41,3 +43,8 @@ async def sweep(api: Api, owner: Owner) -> list[str]:
 def _is_over(item: Object) -> bool:
     expires = item["metadata"].get("annotations", {}).get(manifest.EXPIRES, "")
     return expires.isdigit() and int(expires) < time.time()
+
+
+def _is_stuck(item: Object) -> bool:
+    asked = item["metadata"].get("deletionTimestamp")
+    return asked is not None and (datetime.now(UTC) - datetime.fromisoformat(asked)).total_seconds() > _LOST_NODE_S
