@@ -95,6 +95,9 @@ class Limits(_Section):
     processes: int = Field(default=128, ge=4)
     cpu_s: int = Field(default=60, ge=1)
     disk_mb: int = Field(default=64, ge=1)
+    scratch: Literal["memory", "disk"] = "memory"
+    """Where a `namespace` sandbox keeps what it writes: in memory, which counts against `memory_mb`, or in a file system of `disk_mb` on
+    disk (root, loop devices and mkfs.ext4 needed)."""
     output_kb: int = Field(default=1024, ge=1)
 
 

@@ -7,6 +7,7 @@ packets on one socket and ends with its owner; every process 1 ends with it (PDE
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -16,11 +17,14 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import cgroups, kernel, owner, rootfs, transfer
 from .confine import ROOT_CAPABILITIES, Identity
 from .inside import MAX_PACKET, Init
+
+if TYPE_CHECKING:
+    from .loopfs import Disks
 
 UID_BASE = 61000
 _TICK_S = 0.5
@@ -57,6 +61,7 @@ class Spawner:
         self._maps: dict[tuple[int, int, int], int | None] = {}
         self._leftover: list[cgroups.Group] = []
         self._next_tick = 0.0
+        self._disks: Disks | None = None
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._user_namespace = os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC) if rootless else None
 
@@ -147,8 +152,7 @@ class Spawner:
         ready, announce = os.pipe2(os.O_CLOEXEC)
         os.mkdir(store)
         try:
-            options = f"size={megabytes}m,nr_inodes={max(16384, 256 * megabytes)},mode=711"
-            kernel.mount("tmpfs", store, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+            self._mount_store(store, megabytes, message["scratch"])
             os.mkdir(f"{store}/root")
             if self._group:
                 group = self._group.child(str(slot))
@@ -176,6 +180,18 @@ class Spawner:
             os.close(announce)
         self._sandboxes[slot] = _Sandbox(slot, store, pid, group, message["cpu_s"], ready, message["id"])
         self._poll.register(ready, select.POLLIN)
+
+    def _mount_store(self, store: str, megabytes: int, scratch: str) -> None:
+        if scratch == "memory":
+            options = f"size={megabytes}m,nr_inodes={max(16384, 256 * megabytes)},mode=711"
+            kernel.mount("tmpfs", store, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+            return
+        if self._rootless:
+            raise OSError(errno.EPERM, "sandbox.limits.scratch: disk needs root; use memory")
+        from . import loopfs  # most spawners, and all that is forked from them, can do without
+
+        self._disks = self._disks or loopfs.Disks(self._state)
+        self._disks.mount(store, megabytes)
 
     def _fork_init(self) -> int:
         kernel.unshare(kernel.NEWPID)
