@@ -66,6 +66,7 @@ def bench_trials(n: int, concurrency: int, name: str, start: str, store: Store, 
 @_json
 def bench_sandbox(n: int, concurrency: int, as_json: bool) -> None:
     """Medians of create, exec and destroy, CPU per cycle and cycles per second."""
+    quiet()
     from sandbox.bench import sandboxes
     from sandbox.environments.errors import SandboxError
 

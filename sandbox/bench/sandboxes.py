@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -18,8 +18,12 @@ from sandbox.environments.errors import SandboxError
 from sandbox.environments.namespace.host import Host
 from sandbox.environments.namespace.sandbox import Sandbox
 from sandbox.environments.spec import SandboxSpec
+from server.schemas.runspec import Limits
+
+from . import bubblewrap, overhead
 
 AT_ONCE = 64
+_TRIALS = 32
 
 
 async def run(n: int, concurrency: int) -> dict[str, Any]:
@@ -28,26 +32,40 @@ async def run(n: int, concurrency: int) -> dict[str, Any]:
     `cpu_ms_per_cycle` is CPU of create + exec /bin/true + destroy, of this process and everything below it, less an idle spawner's.
     `mb_each` is the proportional memory of a held sandbox's process 1, None where the kernel does not let us read it. `load` is the
     machine's load average before and after: a wall clock on a busy machine is an upper bound.
+
+    `variants` has the same cycle with the sandbox's files on disk (`limits.scratch: disk`), and one of bubblewrap; `trial` what a whole
+    trial costs beside its agent.
     """
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         root = Path(directory)
-        tree = root / "tree"
-        await asyncio.to_thread(_plant, tree)
-        load = os.getloadavg()[0]
-        before = _cpu_s()
-        async with Host.open(root / "state"):
-            pass
-        idle = _cpu_s() - before
-        begun, before = time.perf_counter(), _cpu_s()
-        async with Host.open(root / "state") as host:
-            started = time.perf_counter() - begun
-            figures, errors = await _one_by_one(host, tree, n)
-            mode, limits = host.mode, host.limits_mode
-        cpu = _cpu_s() - before - idle
-        async with Host.open(root / "state") as host:
-            rate, failed = await _together(host, tree, n, concurrency)
-        async with Host.open(root / "state") as host:
-            held, memory = await _held(host, tree)
+        await asyncio.to_thread(_plant, root / "tree")
+        figures = await _variant(root, "memory", n, concurrency)
+        try:
+            disk = await _variant(root, "disk", n, concurrency)
+        except SandboxError as error:
+            disk = {"absent": str(error)}
+    variants = {"disk": disk, "bubblewrap": await bubblewrap.run(n, concurrency)}
+    trial = await overhead.run(min(n, _TRIALS))
+    return figures | {"variants": variants, "trial": trial, "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+
+
+async def _variant(root: Path, scratch: Literal["memory", "disk"], n: int, concurrency: int) -> dict[str, Any]:
+    spec = SandboxSpec(workspace=root / "tree", limits=Limits(scratch=scratch))
+    before = _cpu_s()
+    async with Host.open(root / "state"):
+        pass
+    idle = _cpu_s() - before
+    begun, before = time.perf_counter(), _cpu_s()
+    async with Host.open(root / "state") as host:
+        started = time.perf_counter() - begun
+        figures, errors = await _one_by_one(host, spec, n)
+        mode, limits = host.mode, host.limits_mode
+    cpu = _cpu_s() - before - idle
+    async with Host.open(root / "state") as host:
+        rate, failed = await _together(host, spec, n, concurrency)
+    async with Host.open(root / "state") as host:
+        held, memory = await _held(host, spec)
     return {
         "mode": mode,
         "limits": limits,
@@ -60,7 +78,6 @@ async def run(n: int, concurrency: int) -> dict[str, Any]:
         "at_once": held,
         "mb_each": memory,
         "errors": errors + failed + (AT_ONCE - held),
-        "load": [round(load, 1), round(os.getloadavg()[0], 1)],
     }
 
 
@@ -69,11 +86,11 @@ def _plant(tree: Path) -> None:
     (tree / "main.py").write_text("print(1)\n")
 
 
-async def _one_by_one(host: Host, tree: Path, n: int) -> tuple[dict[str, list[float]], int]:
+async def _one_by_one(host: Host, spec: SandboxSpec, n: int) -> tuple[dict[str, list[float]], int]:
     figures: dict[str, list[float]] = {"ready": [], "exec": [], "destroy": []}
     errors = 0
     for _ in range(n):
-        sandbox: Sandbox = await _timed(figures["ready"], host.create(SandboxSpec(workspace=tree)))
+        sandbox: Sandbox = await _timed(figures["ready"], host.create(spec))
         errors += (await _timed(figures["exec"], sandbox.exec(["/bin/true"]))).return_code != 0
         await _timed(figures["destroy"], sandbox.destroy())
     return figures, errors
@@ -86,14 +103,14 @@ async def _timed[T](figures: list[float], work: Awaitable[T]) -> T:
     return result
 
 
-async def _together(host: Host, tree: Path, n: int, concurrency: int) -> tuple[float, int]:
+async def _together(host: Host, spec: SandboxSpec, n: int, concurrency: int) -> tuple[float, int]:
     """Cycles per second, and cycles that went wrong."""
     turns = asyncio.Semaphore(concurrency)
 
     async def cycle() -> bool:
         async with turns:
             try:
-                sandbox = await host.create(SandboxSpec(workspace=tree))
+                sandbox = await host.create(spec)
                 result = await sandbox.exec(["/bin/true"])
                 await sandbox.destroy()
             except SandboxError:
@@ -105,9 +122,9 @@ async def _together(host: Host, tree: Path, n: int, concurrency: int) -> tuple[f
     return sum(good) / (time.perf_counter() - begun), good.count(False)
 
 
-async def _held(host: Host, tree: Path) -> tuple[int, float | None]:
+async def _held(host: Host, spec: SandboxSpec) -> tuple[int, float | None]:
     """How many of AT_ONCE sandboxes were made and ran a command while all others were there, and the memory of each in MB."""
-    made = await asyncio.gather(*(host.create(SandboxSpec(workspace=tree)) for _ in range(AT_ONCE)), return_exceptions=True)
+    made = await asyncio.gather(*(host.create(spec) for _ in range(AT_ONCE)), return_exceptions=True)
     alive = [sandbox for sandbox in made if isinstance(sandbox, Sandbox)]
     memory = await asyncio.to_thread(_memory_mb, host.pid)
     ran = await asyncio.gather(*(sandbox.exec(["/bin/true"]) for sandbox in alive), return_exceptions=True)
