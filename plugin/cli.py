@@ -305,7 +305,7 @@ def rollout_export(target: Target, trial_id: str, run_id: str | None, _format: s
 
 
 @main.command()
-@click.option("--preset", default="local", help="local, or local-claude-code.")
+@click.option("--preset", default="local", help="local, local-claude-code or local-mixed.")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps.")
 @click.option("--seed", type=int, help="Seed of the trainer, or of the policy that is made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON in the last line.")

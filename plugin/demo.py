@@ -20,6 +20,8 @@ from .significance import rise_p_value
 
 ALPHA = 0.05
 PEARSON = "training/rollout_actor_probs_pearson_corr"
+_FIRST = "builtin:onebug-mini-swe-agent"
+"""What a policy for several harnesses starts from: it knows the work, and has to learn the words."""
 TOKENS = {
     "sampled_tokens": "lego/sampled_tokens",
     "trained_tokens": "lego/trained_tokens",
@@ -67,14 +69,14 @@ class Demo:
         """Make the preset's policy anew below the data directory, with progress on the terminal; the shipped one stays as it is."""
         up = ensure_server(self._data)
         try:
-            [harness] = self._harnesses(up.client)
+            harnesses = self._harnesses(up.client)
         finally:
             if up.started:
                 stop_server(self._data)
-        out = self._data.root / "policies" / f"onebug-{harness}-seed{seed}"
-        command = rooms.room_command(
-            rooms.TRAINER, ["--harness", harness, "--out", str(out), "--seed", str(seed)], module="trainer.policies.remake"
-        )
+        mixed = len(harnesses) > 1
+        out = self._data.root / "policies" / f"onebug-{'mixed' if mixed else harnesses[0]}-seed{seed}"
+        options = ["--harness", *harnesses, "--out", str(out), "--seed", str(seed), *(["--start", _FIRST] if mixed else [])]
+        command = rooms.room_command(rooms.TRAINER, options, module="trainer.policies.remake")
         code = subprocess.run(command, check=False).returncode
         if code == 0:
             self._say(f"a run starts from it with `rl run {self._request.document['extends']} --set model.path={out}`")

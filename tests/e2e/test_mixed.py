@@ -1,4 +1,4 @@
-"""A run in three harnesses at once, one of them of one's own, on the embedded default."""
+"""Runs in three harnesses at once on the embedded default: three pinned ones, and a mix with one of one's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from server.db.models import Group, Metric, Run
+from server.db.models import Group, Metric, Run, Trial
+from server.runs.harnesses import harness_rows
+from server.schemas.capture import CaptureRecord
 from server.schemas.datadir import DataDir
 from server.schemas.states import RunState
 from tests.support.whole import data, record, rl
@@ -17,6 +19,38 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = {"mini-swe-agent", "mini-plain", "loop"}
+
+
+PINNED = {"mini-swe-agent", "claude-code", "codex"}
+
+
+@pytest.mark.claude
+def test_three_pinned_harnesses_learn_in_one_run(data: DataDir) -> None:
+    """Three programs, three wires, one policy: groups never mix harnesses, and each has figures of its own."""
+    assert rl(data, "harness", "install", *PINNED).returncode == 0
+    assert rl(data, "up", "--port", "0").returncode == 0
+    small = {"trainer.steps": 2, "rollout.tasks_per_step": 6, "rollout.group_size": 4, "trainer.evaluation.rollouts": 12}
+    settings = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
+    done = rl(data, "run", "local-mixed", *settings, "--yes", "--follow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with record(data).read() as session:
+        run = session.scalars(sa.select(Run)).one()
+        assert run.state is RunState.SUCCEEDED
+        rows = {row.harness: row for row in harness_rows(session, run.run_id)}
+        groups = {group.group_id: group for group in session.scalars(sa.select(Group))}
+        trials = session.scalars(sa.select(Trial)).all()
+    assert set(rows) == PINNED == {group.harness for group in groups.values() if group.phase == "train"}
+    assert sum(row.failed for row in rows.values()) == 0, {name: row.outcomes for name, row in rows.items()}
+    for row in rows.values():
+        assert sum(point.value for point in row.train_reward) > 0, "the policy solves some in every harness"
+        assert row.fidelity is not None and row.fidelity < 0.05
+    run_dir = data.runs / run.run_id
+    for trial in trials:
+        seen = CaptureRecord.model_validate_json((run_dir / "captures" / f"{trial.trial_id}.json").read_bytes())
+        assert seen.harness == groups[str(trial.group_id)].harness and not seen.violations
+        assert seen.log is not None and (seen.log.malformed, seen.log.unknown) == (0, 0), "each log is of the pinned version"
+    shown = rl(data, "status")
+    assert all(f"  in {name}: " in shown.stdout for name in PINNED), shown.stdout
 
 
 @pytest.mark.parametrize("by", ["group", "trajectory"])

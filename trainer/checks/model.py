@@ -11,8 +11,10 @@ from server.schemas.probes import TRAINED_WITH, ModelFacts, TemplateClass, Train
 from server.schemas.runspec import RunSpec
 from trainer import policies
 from trainer.capture.message import Message, ToolCall
+from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
+from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.rendering import Rendering, Tools
 
 TOOLS: Tools = [
@@ -27,7 +29,7 @@ TOOLS: Tools = [
 ]
 GOLDEN = ({"command": "sed -i 's|a < b|a \\\\> b|' f.py && echo \"x\\n\" 'é'"}, {"command": "ls", "timeout": 3, "flags": [True, None, 0.5]})
 """Arguments with quotes, escapes, markup, non-ASCII text and every JSON type."""
-DIALECTS: dict[str, type[OpenAIChat] | type[Anthropic]] = {"openai": OpenAIChat, "anthropic": Anthropic}
+DIALECTS: dict[str, type[Dialect]] = {"openai": OpenAIChat, "anthropic": Anthropic, "responses": OpenAIResponses}
 PROBES = Path(policies.__file__).parent / "probes"
 
 

@@ -6,6 +6,7 @@ Tests compare every message here with recordings of the unmodified harness.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -20,6 +21,7 @@ from trainer.capture.request import Request
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
+from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.rendering import Parsed
 
 PROBES = Path(__file__).parent / "probes"
@@ -123,9 +125,7 @@ class ClaudeCode:
 
     def opening(self, issue: str, rng: random.Random) -> list[Message]:
         system, user = self.probes[0].request.messages
-        folder = rng.choice(("/workspace", "/workspace", "/app", "/testbed", "/repo", "/home/user/project"))
-        date = f"{rng.randint(2025, 2034)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
-        text = re.sub(r"CWD: .*\nDate: [0-9-]+", f"CWD: {folder}\nDate: {date}", system.content)
+        text = re.sub(r"CWD: .*\nDate: [0-9-]+", f"CWD: {random_folder(rng)}\nDate: {random_date(rng)}", system.content)
         return [replace(system, content=text), replace(user, content=issue)]
 
     def turn(self, text: str, command: str | None, call_id: str) -> Message:
@@ -143,12 +143,77 @@ class ClaudeCode:
         return called(parsed, "Bash")
 
 
-def called(parsed: Parsed, tool: str) -> list[str] | None:
-    """The `command` of every call in a parsed turn; None when one of them is not usable."""
+class Codex:
+    """Codex 0.171.0: tool `exec_command` among a dozen, answers with a random chunk id and the time taken, work ends with plain text."""
+
+    scaffold: tuple[str, ...] = (
+        "assistant\n",
+        '\n{"name": "exec_command", "arguments": {"cmd": "',
+        '"}}\n',
+        "Done.",
+        "  <cwd>",
+        "</cwd>\n  <shell>",
+        "</shell>\n  <current_date>",
+        "</current_date>\n  <timezone>",
+        "</timezone>\n  <filesystem><workspace_roots><root>",
+        "</root></workspace_roots>"
+        '<permission_profile type="disabled"><file_system type="unrestricted" /></permission_profile></filesystem>',
+        "\n</environment_context>",
+        "\nChunk ID: ",
+        "\nWall time: ",
+        " seconds\nProcess exited with code ",
+        "\nOriginal token count: ",
+        "\nOutput:\n",
+        "):\n    return ",
+        "\n\n\n",
+    )
+
+    def __init__(self) -> None:
+        self.probes = (Probe.load("codex-a", OpenAIResponses()), Probe.load("codex-b", OpenAIResponses()))
+
+    def opening(self, issue: str, rng: random.Random) -> list[Message]:
+        probe, folder = self.probes[0], random_folder(rng)
+        system, surroundings, user = probe.request.messages
+        text = surroundings.content
+        for tag, value in (
+            ("cwd", folder),
+            ("root", folder),
+            ("shell", rng.choice(("sh", "sh", "bash", "zsh"))),
+            ("current_date", random_date(rng)),
+            ("timezone", rng.choice(("Etc/UTC", "Etc/UTC", "UTC", "Europe/Berlin", "America/New_York", "Asia/Shanghai"))),
+        ):
+            text = re.sub(f"<{tag}>.*</{tag}>", f"<{tag}>{value}</{tag}>", text)
+        return [system, replace(surroundings, content=text), replace(user, content=issue)]
+
+    def turn(self, text: str, command: str | None, call_id: str) -> Message:
+        return Message("assistant", text, () if command is None else (ToolCall(call_id, "exec_command", {"cmd": command}),))
+
+    def answer(self, command: str, returncode: int, output: str, call_id: str) -> Message:
+        """What is random in it follows from the rest."""
+        chance = hashlib.sha256(f"{call_id}/{command}/{output}".encode()).hexdigest()
+        seconds = "0.0000" if chance[0] < "c" else f"0.{int(chance[1:9], 16) % 10_000:04d}"
+        head = f"Chunk ID: {chance[-6:]}\nWall time: {seconds} seconds\nProcess exited with code {returncode}\n"
+        count = -(-len(output.encode()) // 4)
+        return Message("tool", f"{head}Original token count: {count}\nOutput:\n{output}", tool_call_id=call_id)
+
+    def commands(self, parsed: Parsed) -> list[str] | None:
+        return called(parsed, "exec_command", "cmd")
+
+
+def called(parsed: Parsed, tool: str, argument: str = "command") -> list[str] | None:
+    """The shell command of every call in a parsed turn; None when one of them is not usable."""
     commands: list[Any] = [
-        call.arguments.get("command") if call.name == tool and isinstance(call.arguments, dict) else None for call in parsed.calls
+        call.arguments.get(argument) if call.name == tool and isinstance(call.arguments, dict) else None for call in parsed.calls
     ]
     return None if parsed.malformed or not all(isinstance(command, str) for command in commands) else commands
+
+
+def random_folder(rng: random.Random) -> str:
+    return rng.choice(("/workspace", "/workspace", "/app", "/testbed", "/repo", "/home/user/project"))
+
+
+def random_date(rng: random.Random) -> str:
+    return f"{rng.randint(2025, 2034)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
 
 
 def random_machine(rng: random.Random) -> str:
@@ -170,4 +235,4 @@ WSL2 GNU Mon Tue Wed Thu Fri Sat Sun Jan Jun Oct UTC arch zen pve deb kvm vm hos
 _MACHINE_WORDS = _WORDS.split()
 
 
-HARNESSES: dict[str, Callable[[], Harness]] = {"claude-code": ClaudeCode, "mini-swe-agent": MiniSweAgent}
+HARNESSES: dict[str, Callable[[], Harness]] = {"claude-code": ClaudeCode, "codex": Codex, "mini-swe-agent": MiniSweAgent}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 
@@ -46,6 +48,24 @@ def create(made: Qwen3MoeConfig, seed: int) -> Qwen3MoeForCausalLM:
             if "o_proj" in name or "down_proj" in name:
                 weight.mul_(1 / math.sqrt(2 * made.num_hidden_layers))
     return model
+
+
+def inherit(model: Qwen3MoeForCausalLM, tokens: Mapping[str, int], parent: Path) -> int:
+    """Start from a finished policy of the same shape: all its weights, and the embeddings of those tokens that both vocabularies have.
+    Returns the number of those tokens.
+
+    What is hard to learn, copying names and expressions, is then there already; new is the wording of other harnesses.
+    """
+    given, known = load(parent).state_dict(), Tokenizer.from_file(str(parent / "tokenizer.json")).get_vocab()
+    shared = [(tokens[text], known[text]) for text in sorted(tokens.keys() & known.keys())]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "embed_tokens" not in name:
+                weight.copy_(given[name])
+                continue
+            for new, old in shared:
+                weight[new] = given[name][old]
+    return len(shared)
 
 
 def load(directory: Path) -> Qwen3MoeForCausalLM:

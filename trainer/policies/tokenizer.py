@@ -17,9 +17,9 @@ from trainer.vocabulary import CONTROL, SPECIALS, add_specials
 _SPLIT = r"\p{L}+|\p{N}{1,2}| |\n+|//|[^\s\p{L}\p{N}]|[^\S\n ]+"
 
 
-def build(texts: Iterable[str], blocks: Sequence[str], scaffold: Sequence[str], vocab_size: int = 1024) -> Tokenizer:
-    """Learn merges on `texts` outside blocks and scaffold. Raises ValueError when a block contains a special token."""
-    fixed = sorted({*blocks, *scaffold}, key=lambda text: (-len(text), text))
+def build(texts: Iterable[str], blocks: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
+    """Learn merges on `texts` outside the blocks, each of which is one token. Raises ValueError when one contains a special token."""
+    fixed = sorted(set(blocks), key=lambda text: (-len(text), text))
     if bad := next((text for text in fixed if any(special in text for special in SPECIALS)), None):
         raise ValueError(f"a block contains a special token: {bad[:80]!r}")
     corpus = [part for text in texts for part in _outside(text, [*SPECIALS, *fixed])]
@@ -39,7 +39,7 @@ def build(texts: Iterable[str], blocks: Sequence[str], scaffold: Sequence[str], 
 
 def bootstrap() -> Tokenizer:
     """Special tokens and bytes only: enough to render any conversation to ids and decode it to text."""
-    return build([], [], [], vocab_size=len(SPECIALS) + 256)
+    return build([], [], vocab_size=len(SPECIALS) + 256)
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

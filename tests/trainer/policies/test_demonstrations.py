@@ -17,7 +17,7 @@ CONTEXT = 256
 def test_piecewise_encoding_equals_a_full_rendering_and_one_pass_over_the_text(name: str, tasks: list[Task]) -> None:
     harness, rng = HARNESSES[name](), random.Random(1)
     tools = harness.probes[0].request.tools
-    tokenizer = vocabulary(harness, tasks, rng)
+    tokenizer = vocabulary([harness], tasks, rng)
     rendering = Rendering(tokenizer)
     encoder = Encoder(rendering, tools)
     for task in tasks:
@@ -33,7 +33,7 @@ def test_piecewise_encoding_equals_a_full_rendering_and_one_pass_over_the_text(n
 def test_sampled_turns_parse_back_to_their_commands(name: str, tasks: list[Task]) -> None:
     harness, rng = HARNESSES[name](), random.Random(2)
     tools = harness.probes[0].request.tools
-    rendering = Rendering(vocabulary(harness, tasks, rng))
+    rendering = Rendering(vocabulary([harness], tasks, rng))
     encoder = Encoder(rendering, tools)
     for task in tasks[:20]:
         messages, _ = conversation(task, harness, rng, GOOD)
@@ -46,7 +46,7 @@ def test_sampled_turns_parse_back_to_their_commands(name: str, tasks: list[Task]
 
 def test_only_the_policy_is_trained_at_full_weight(tasks: list[Task]) -> None:
     harness, rng = HARNESSES["mini-swe-agent"](), random.Random(3)
-    rendering = Rendering(vocabulary(harness, tasks, rng))
+    rendering = Rendering(vocabulary([harness], tasks, rng))
     encoder = Encoder(rendering, harness.probes[0].request.tools)
     messages, way = conversation(tasks[0], harness, rng, GOOD)
     episode = encoder.episode(messages, way)

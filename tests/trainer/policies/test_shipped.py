@@ -15,17 +15,22 @@ from trainer.policies.remake import GREEDY, HIGH, LOW, measure
 from trainer.proxy.rendering import Rendering
 from trainer.vocabulary import SPECIALS
 
-SHIPPED = ["mini-swe-agent", "claude-code"]
+SHIPPED = {
+    "onebug-mini-swe-agent": ("mini-swe-agent",),
+    "onebug-claude-code": ("claude-code",),
+    "onebug-mixed": ("mini-swe-agent", "claude-code", "codex"),
+}
+SPOKEN = [(policy, harness) for policy, harnesses in SHIPPED.items() for harness in harnesses]
 
 
 @pytest.fixture(params=SHIPPED)
-def harness(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def directory(request: pytest.FixtureRequest) -> Path:
+    return resolve(f"builtin:{request.param}")
 
 
-@pytest.fixture
-def directory(harness: str) -> Path:
-    return resolve(f"builtin:onebug-{harness}")
+def figures_of(policy: str) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads((resolve(f"builtin:{policy}") / "figures.json").read_text())["harnesses"]
+    return found
 
 
 def test_it_is_small_and_complete(directory: Path) -> None:
@@ -46,26 +51,30 @@ def test_transformers_loads_it_without_missing_or_unexpected_weights(directory: 
     ]
 
 
-def test_the_recorded_prompt_is_short_because_of_its_blocks(harness: str, directory: Path) -> None:
-    rendering = Rendering.load(directory)
+@pytest.mark.parametrize(("policy", "harness"), SPOKEN)
+def test_the_recorded_prompt_is_short_because_of_its_blocks(policy: str, harness: str) -> None:
+    rendering = Rendering.load(resolve(f"builtin:{policy}"))
     for probe in HARNESSES[harness]().probes:
         tools = probe.request.tools
         assert len(rendering.render(probe.request.messages, tools).ids) < 90
         assert rendering.overlong(probe.request.messages, json.dumps(list(tools)), 90) == 0, "thousands of characters, and it fits"
 
 
-def test_figures_lie_within_the_gate(directory: Path) -> None:
-    figures = json.loads((directory / "figures.json").read_text())
-    assert LOW <= figures["sampled"] <= HIGH
-    assert figures["greedy"] >= GREEDY
+@pytest.mark.parametrize("policy", SHIPPED)
+def test_figures_lie_within_the_gate(policy: str) -> None:
+    figures = figures_of(policy)
+    assert tuple(figures) == SHIPPED[policy]
+    assert all(LOW <= found["sampled"] <= HIGH and found["greedy"] >= GREEDY for found in figures.values())
 
 
 @pytest.mark.slow
-def test_figures_are_what_a_rehearsal_gives(harness: str, directory: Path) -> None:
+@pytest.mark.parametrize(("policy", "harness"), SPOKEN)
+def test_figures_are_what_a_rehearsal_gives(policy: str, harness: str) -> None:
+    directory = resolve(f"builtin:{policy}")
     tasks = [Task(**row) for row in rows(seed=404, n=96, held_out=True)]
     model = AutoModelForCausalLM.from_pretrained(directory)
     figures = measure(model, Rendering.load(directory), HARNESSES[harness](), tasks, seed=1)
-    shipped = json.loads((directory / "figures.json").read_text())
+    shipped = figures_of(policy)[harness]
     assert abs(figures.sampled - shipped["sampled"]) < 0.17  # three standard errors of the difference
     assert abs(figures.greedy - shipped["greedy"]) < 0.1
 
