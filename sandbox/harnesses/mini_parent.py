@@ -5,7 +5,8 @@ The harness is unmodified: `DefaultAgent`, `LitellmModel` and `LocalEnvironment`
 them with `-y --exit-immediately -l 0`. A rollout's key and address reach only its child, over a socket that the parent does not read.
 
 Protocol on CONTROL_FD (SOCK_SEQPACKET): a datagram per rollout with two descriptors, the rollout's own socket and its output pipe. On the
-rollout's socket: a `ForkTarget`, then a JSON `Order` for the child; the parent answers with the child's wait status as text.
+rollout's socket: a `ForkTarget`, then for the child a descriptor of a file with its `Order` as JSON; the parent answers with the child's
+wait status as text.
 """
 
 from __future__ import annotations
@@ -183,8 +184,10 @@ def _fork(enter: Any, rollout: socket.socket, output: int, import_path: list[str
 
 def _child(rollout: socket.socket, config: dict[str, Any]) -> None:
     try:
-        order: Order = json.loads(rollout.recv(1 << 20))
+        _, (fd,), _, _ = socket.recv_fds(rollout, 16, 1)
         rollout.close()
+        with open(fd, encoding="utf-8") as file:
+            order: Order = json.load(file)
         os.environ.clear()
         os.environ.update(order["environ"] | IN_SANDBOX)
         print("exit status:", _run(config, order), flush=True)

@@ -40,7 +40,8 @@ MAX_TURNS = 200
 
 @dataclass(frozen=True)
 class Played:
-    """What a trial came to. `stages` are seconds; `logs` is the directory of the trial while the stage is open, `key` the rollout's."""
+    """What a trial came to. `stages` are seconds; `logs` is the directory of the trial while the stage is open, `key` the rollout's, and
+    `key_in_argv` whether it was seen on the command line of a process."""
 
     outcome: Scored | Failed
     end: ScriptedEnd
@@ -51,6 +52,7 @@ class Played:
     rss_mb: float
     logs: Path
     key: SecretStr
+    key_in_argv: bool
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Stage:
             voices=list(voices),
         )
         # Only a sandbox that lives on this machine can be looked into from it.
-        watch, clock = Watch(psutil.Process(self.host.pid) if isinstance(self.host, Host) else None), _Clock()
+        key = order.key.get_secret_value().encode()
+        watch, clock = Watch(psutil.Process(self.host.pid) if isinstance(self.host, Host) else None, key), _Clock()
         self.room.launchers[harness].watch = watch if watch.host else None
         async with scripted_proxy(order) as proxy:
             document: dict[str, Any] = {"trial_id": trial_id, "task": self.room.index[TRAIN][0], "harness": harness, "budgets": budgets}
@@ -89,6 +92,7 @@ class Stage:
                 rss_mb=watch.peak / 2**20,
                 logs=self.room.trials / trial_id,
                 key=order.key,
+                key_in_argv=watch.exposed,
             )
 
 
@@ -115,11 +119,14 @@ async def stage(
 
 @dataclass
 class Watch:
-    """What the host sees while the harness runs: names that are looked up, and the peak of the largest process, in bytes."""
+    """What the host sees while the harness runs: names that are looked up, the peak of the largest process, in bytes, and whether `key`
+    is on a command line."""
 
     host: psutil.Process | None
+    key: bytes
     names: set[str] = field(default_factory=set)
     peak: int = 0
+    exposed: bool = False
 
     @contextlib.asynccontextmanager
     async def __call__(self, sandbox: Sandbox) -> AsyncIterator[None]:
@@ -137,6 +144,7 @@ class Watch:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     status = Path(f"/proc/{process.pid}/status").read_text()  # noqa: ASYNC240 -- no disk behind it
                     self.peak = max(self.peak, int(status.partition("VmHWM:")[2].split()[0]) << 10)
+                    self.exposed |= self.key in Path(f"/proc/{process.pid}/cmdline").read_bytes()  # noqa: ASYNC240 -- as above
             await asyncio.sleep(0.1)
 
 

@@ -36,11 +36,11 @@ class Verification(BaseModel):
     cpu_s: float
     rss_mb: float
     problem: str = ""
-    """Why there is no reward; empty when there is one."""
+    """Why there is no reward, or what else must not be; empty when all is well."""
 
     @property
     def good(self) -> bool:
-        return self.reward == 1 and not self.violations and not self.foreign_hosts
+        return self.reward == 1 and not (self.violations or self.foreign_hosts or self.problem)
 
 
 def task() -> OneBug:
@@ -71,5 +71,6 @@ async def verify(harness: Harness, store: Store) -> Verification:
         setup_s=round(sum(played.stages.get(step, 0.0) for step in (Stage.SANDBOX_SETUP, Stage.AGENT_SETUP)), 3),
         cpu_s=round(played.cpu_s, 2),
         rss_mb=round(played.rss_mb),
-        problem=played.end.error or ("" if isinstance(played.outcome, Scored) else f"{played.outcome.cause}: {played.outcome.detail}"),
+        problem=("the rollout's key was on a command line" if played.key_in_argv else played.end.error)
+        or ("" if isinstance(played.outcome, Scored) else f"{played.outcome.cause}: {played.outcome.detail}"),
     )

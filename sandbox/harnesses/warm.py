@@ -76,7 +76,7 @@ class WarmParent:
         reader, writer = os.pipe()
         try:
             target.send(ours)
-            ours.send(json.dumps(order).encode())
+            _send(ours, json.dumps(order).encode())
             socket.send_fds(control, [b"rollout"], [theirs.fileno(), writer])
         except OSError as error:
             ours.close()
@@ -132,6 +132,14 @@ async def _start(program: Path, tree: Path, timeout_s: float) -> tuple[asyncio.s
 def interpreter() -> str:
     """The host's own, without this process's virtual environment: what grades, as no task image need have one."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def _send(rollout: socket.socket, order: bytes) -> None:
+    """As a file in memory: the instruction may be longer than a datagram."""
+    with open(os.memfd_create("order"), "wb+") as file:  # noqa: PTH123 -- a descriptor
+        file.write(order)
+        file.seek(0)
+        socket.send_fds(rollout, [b"order"], [file.fileno()])
 
 
 async def _read(fd: int) -> bytes:

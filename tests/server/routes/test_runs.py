@@ -39,7 +39,7 @@ def test_a_plan_is_shown_and_kept(client: TestClient) -> None:
     assert plan["provenance"]["trainer.steps"] == "override"
     assert "3 steps of 8 tasks × 8 samples" in plan["summary"]
     assert client.get(f"/api/plans/{plan['digest']}").json() == plan
-    assert client.get("/api/presets").json() == ["local", "local-claude-code", "megatron", "paper-qwen3.5-35b", "single-node"]
+    assert client.get("/api/presets").json() == ["local", "local-claude-code", "local-mixed", "megatron", "paper-qwen3.5-35b", "single-node"]
 
 
 def test_a_wrong_spec_is_refused_in_one_line(client: TestClient) -> None:

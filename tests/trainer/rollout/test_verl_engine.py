@@ -88,7 +88,8 @@ def test_a_runspec_says_what_a_rollout_may_use() -> None:
             "rollout": RolloutSpec(max_turns=3, prompt_budget=200, token_budget=900, no_tool_call_cap=2),
         }
     )
-    assert rollout_limits(spec) == Limits(3, 500, prompt=200, response=None, budget=900, idle_turns=2)
-    assert rollout_limits(spec.model_copy(update={"rollout": RolloutSpec()})).idle_turns is None
+    assert rollout_limits(spec) == Limits(3, 500, prompt=200, response=170_000, budget=900, idle_turns=2)
+    usual = spec.model_copy(update={"model": Model(path="p"), "rollout": RolloutSpec()})
+    assert rollout_limits(usual) == Limits(200, 200_000, prompt=30_000, response=170_000)
     assert gate_rule(spec.rollout.admission) is None
     assert gate_rule(Admission(enabled=True)) == Rule(watermark=0.85, resident=0.8, ownership=60, longest_wait=120)
