@@ -45,6 +45,7 @@ class LegoSteps(PPOTrainer):
         self.trainer_mode = "sync"  # under every other name verl keeps the prompts and saves them; here the manager does
         self._run = RunDir(Path(config.lego.run_dir))
         self._spec = self._run.load().spec
+        self._arithmetic = 0.0
         self._metrics: dict[str, float] = {}
         """Of the step under way."""
 
@@ -123,6 +124,8 @@ class LegoSteps(PPOTrainer):
             with marked_timer("update_actor", timing_raw):
                 self._update_branches(batch, update, metrics)
         metrics.setdefault("lego/optimizer_steps", 0.0)
+        before, self._arithmetic = self._arithmetic, max(self.actor_rollout_wg.arithmetic())
+        timing_raw["arithmetic"] = self._arithmetic - before
         return batch
 
     def _save_checkpoint(self) -> None:

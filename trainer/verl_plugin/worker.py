@@ -58,6 +58,11 @@ class CpuWorker(ActorRolloutRefWorker):
         return metrics | ({"lego/routing/overlap": counts.overlap, "lego/routing/top1": counts.top1} if counts.replayed else {})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def arithmetic(self) -> float:
+        """Seconds in passes through the model since the start."""
+        return self.actor.engine.seconds
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_weights(self, version: int, oldest: int) -> None:
         """Keep a copy of the present weights as `version`, and none from before `oldest`."""
         self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= oldest}
