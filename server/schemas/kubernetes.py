@@ -55,7 +55,7 @@ class Kubernetes(_Section):
     pull_policy: Literal["IfNotPresent", "Never", "Always"] = "IfNotPresent"
     pull_secrets: list[_Name] = Field(default_factory=list)
     prepull: bool = False
-    """Pull every image of the run to every node before the first trial."""
+    """Pull every image of the run to every node before the first trial; one that cannot be had fails the trials that need it."""
     pulls: int = Field(default=2, ge=1)
     """Pre-pulls at the same time."""
     pull_pause_s: float = Field(default=0, ge=0)

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.client.exceptions import ApiException
@@ -69,8 +70,9 @@ def refused(what: str, status: int, body: str, retry_after: str = "") -> ApiErro
 class Api:
     """One namespace of one cluster."""
 
-    def __init__(self, client: ApiClient, streams: WsApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient, streams: WsApiClient, namespace: str, refreshing: asyncio.Task[None] | None) -> None:
         self._client = client
+        self._refreshing = refreshing
         self._streams = streams
         self.namespace = namespace
         self.host: str = client.configuration.host
@@ -78,21 +80,28 @@ class Api:
     @classmethod
     async def connect(cls, settings: Kubernetes, streams: int) -> Api:
         """`streams` bounds how many connections are open at once. Nothing is asked yet. Raises SandboxError."""
-        configuration = Configuration()
+        configuration, refreshing = Configuration(), None
         try:
             if settings.kubeconfig is None:
                 config.load_incluster_config(configuration)
             else:
-                await config.load_kube_config(
-                    str(settings.kubeconfig), context=settings.context, client_configuration=configuration, persist_config=False
+                loader = await config.load_kube_config(
+                    str(settings.kubeconfig.expanduser()),
+                    context=settings.context,
+                    client_configuration=configuration,
+                    persist_config=False,
                 )
-        except (config.ConfigException, OSError, TypeError, ValueError) as error:
+                # Tokens of credential plug-ins last minutes, a run lasts days.
+                refreshing = asyncio.create_task(config.refresh_token(loader, configuration))
+        except (config.ConfigException, yaml.YAMLError, OSError, TypeError, ValueError) as error:
             source = settings.kubeconfig or "the service account of this pod"
             raise SandboxError(f"sandbox.kubernetes: no way into a cluster by {source}: {type(error).__name__}") from error
         configuration.connection_pool_maxsize = streams
-        return cls(ApiClient(configuration), WsApiClient(configuration), settings.namespace)
+        return cls(ApiClient(configuration), WsApiClient(configuration), settings.namespace, refreshing)
 
     async def close(self) -> None:
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         await self._client.close()
         await self._streams.close()
 

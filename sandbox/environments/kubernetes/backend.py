@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import importlib.util
+import io
 import json
 import os
+import sys
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, override
 
 from sandbox.environments.backend import Backend
-from sandbox.environments.errors import SandboxError
+from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.spec import SandboxSpec
+from server.schemas.runspec import Limits
 from server.schemas.runspec import Sandbox as Settings
 
 if TYPE_CHECKING:
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 
 _RECORD = "kubernetes.json"
 _GONE_S = 15
+_COPYING = Limits(memory_mb=512, processes=64, cpu_s=600, disk_mb=2048)
+_LARGEST_TREE = 1 << 30
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
@@ -40,7 +47,6 @@ class Kubernetes(Backend):
         """`prove` runs the probe of egress; nothing but a test of something else may go without."""
         from . import probe
         from .cluster import Cluster, owner_of
-        from .pulling import pull_all
 
         if found := cls.problems(settings):
             raise SandboxError("; ".join(found))
@@ -54,8 +60,6 @@ class Kubernetes(Backend):
         try:
             if prove:
                 await probe.prove(cluster)
-            if settings.kubernetes.prepull and settings.image is not None:
-                await pull_all(cluster, [settings.image])
         except BaseException:  # a cancellation too must not leave pods behind
             await self.stop()
             raise
@@ -69,9 +73,11 @@ class Kubernetes(Backend):
         kube = settings.kubernetes
         if importlib.util.find_spec("kubernetes") is None:
             found.append("the Kubernetes client is not installed: `make install`")
+        if Path(sys.base_prefix).is_relative_to("/usr") and not Path(sys.base_prefix).is_relative_to("/usr/local"):
+            found.append(f"the runner's Python lies in {sys.base_prefix}, which is the image's in a pod: use one with a prefix of its own")
         if kube.kubeconfig is None and not _SERVICE_ACCOUNT.exists():
             found.append("sandbox.kubernetes.kubeconfig: this machine is no pod with a service account, so name a kubeconfig")
-        if kube.kubeconfig is not None and not kube.kubeconfig.is_file():
+        if kube.kubeconfig is not None and not kube.kubeconfig.expanduser().is_file():
             found.append(f"sandbox.kubernetes.kubeconfig: there is no file {kube.kubeconfig}")
         stages = settings.budgets
         longest = stages.sandbox_setup_s + stages.agent_setup_s + stages.agent_s + stages.verifier_s
@@ -118,6 +124,22 @@ class Kubernetes(Backend):
         return await self._cluster.create(spec)
 
     @override
+    async def fetch(self, images: Mapping[str, Path | None]) -> dict[str, str]:
+        """Pull them ahead where the RunSpec says so. A cluster builds nothing: an image has to be in a registry by its name."""
+        from .pulling import pull_all
+
+        return await pull_all(self._cluster, images) if self._cluster.settings.prepull else {}
+
+    @override
+    async def copy_out(self, image: str, path: str, target: Path) -> None:
+        sandbox = await self._cluster.create(SandboxSpec(image=image, limits=_COPYING), "copy")
+        try:
+            data = await sandbox.pack(path, _LARGEST_TREE)
+        finally:
+            await sandbox.destroy()
+        await asyncio.to_thread(_extract, data, target, image)
+
+    @override
     async def stop(self) -> None:
         self._withdraw(self._base)
         try:
@@ -129,10 +151,27 @@ class Kubernetes(Backend):
     async def ended(self) -> str:
         return await asyncio.shield(self._cluster.pods.lost)
 
+    @override
+    def exposed(self, path: Path) -> Path | None:
+        """Only what nodes mount of themselves is this machine's own."""
+        prefix = Path(sys.base_prefix).resolve()
+        shared = self._cluster.settings.runtime.via == "host_path"
+        return prefix if shared and path.resolve().is_relative_to(prefix) else None
+
     @property
     def pids_limit(self) -> int | None:
         """Of a pod, set by its kubelet; None when it sets none."""
         return self._cluster.pids_limit
+
+
+def _extract(data: bytes, target: Path, image: str) -> None:
+    """Its links too, wherever they lead: nobody follows them, and nothing is written through one."""
+    target.mkdir()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            tar.extractall(target, filter="tar")
+    except tarfile.FilterError as error:
+        raise ImageError(f"image {image}: the task's tree cannot be copied: {error}") from error
 
 
 def _claim(base: Path, settings: Settings) -> int:

@@ -94,7 +94,7 @@ class Mounts:
 
 def mounts_of(spec: SandboxSpec, settings: Kubernetes) -> Mounts:
     """An image with runtimes holds what lies at its own path; the rest of a sandbox's mounts belongs to one task and is small."""
-    wanted = (RoMount(Path(sys.base_prefix)), *spec.mounts)
+    wanted = tuple({mount.at: mount for mount in (RoMount(Path(sys.base_prefix)), *spec.mounts)}.values())
     if settings.runtime.via == "host_path":
         return Mounts(wanted, ())
     return Mounts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sandbox.environments.errors import SandboxError
 
@@ -19,25 +19,27 @@ log = logging.getLogger(__name__)
 _PULL_S = 1800
 
 
-async def pull_all(cluster: Cluster, images: Sequence[str]) -> None:
-    """Every image on every node that may run our pods. Raises ImageError for the first that cannot be had."""
+async def pull_all(cluster: Cluster, images: Iterable[str]) -> dict[str, str]:
+    """Every image on every node that may run our pods. Returns why by image for those that cannot be had."""
     nodes = await _nodes(cluster)
     slots = asyncio.Semaphore(cluster.settings.pulls)
     pace = asyncio.Lock()
+    failures: dict[str, str] = {}
 
     async def one(image: str, node: str | None) -> None:
         async with slots:
             async with pace:
                 await asyncio.sleep(cluster.settings.pull_pause_s)
-            await _pull(cluster, image, node)
+            try:
+                await _pull(cluster, manifest.mirrored(image, cluster.settings.mirrors), node)
+            except SandboxError as error:
+                failures[image] = str(error)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for image in dict.fromkeys(images):
-                for node in nodes:
-                    group.create_task(one(manifest.mirrored(image, cluster.settings.mirrors), node))
-    except* SandboxError as failures:
-        raise failures.exceptions[0] from None
+    async with asyncio.TaskGroup() as group:
+        for image in dict.fromkeys(images):
+            for node in nodes:
+                group.create_task(one(image, node))
+    return failures
 
 
 async def _nodes(cluster: Cluster) -> Sequence[str | None]:

@@ -196,8 +196,12 @@ class PodSandbox:
             raise SandboxError(f"cannot upload to {directory}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
 
     async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent") -> list[str]:
-        data = await self._output({"op": "pack", "path": source}, b"", f"download {source}", max_bytes, "root" if self._killed else user)
+        data = await self.pack(source, max_bytes, "root" if self._killed else user)
         return await asyncio.to_thread(archive.extract, data, target)
+
+    async def pack(self, source: str, max_bytes: int, user: User = "root") -> bytes:
+        """A file or a directory's content as `transfer.pack` writes it."""
+        return await self._output({"op": "pack", "path": source}, b"", f"download {source}", max_bytes, user)
 
     async def _output(self, request: Object, data: bytes, what: str, max_bytes: int, user: User) -> bytes:
         whole = {**request, "limits": [max_bytes, _CHUNKS], "cut": True}

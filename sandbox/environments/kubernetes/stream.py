@@ -23,7 +23,7 @@ from .supervise import BEAT_S, END, STDERR, STDOUT
 _STDIN, _OUT, _ERR, _STATUS = 0, 1, 2, 3
 """Channels of `v4.channel.k8s.io`: the first byte of every message."""
 _BLOCK = 1 << 15
-_SILENCE_S = 4 * BEAT_S
+_SILENCE_S = 6 * BEAT_S
 _ERRORS_KEPT = 4096
 _TRIES, _PAUSE_S = 5, 0.2
 # Reads the texts of our modules and runs them. Nothing else is in the address of the request, which API servers log: no command, no secret.

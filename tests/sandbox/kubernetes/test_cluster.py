@@ -219,6 +219,24 @@ def test_a_cluster_that_enforces_is_proven_and_left_clean(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_what_stands_in_the_way_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path / "no-such-file", IMAGE, ttl_s=60)
+    found = " ".join(Kubernetes.problems(settings))
+    assert f"there is no file {tmp_path}/no-such-file" in found
+    assert "pods end after 60 s, but sandbox.budgets allow a trial 540 s" in found
+
+
+def test_a_kubeconfig_that_is_none_is_refused_without_its_content(tmp_path: Path) -> None:
+    async def main(text: str) -> str:
+        (tmp_path / "config").write_text(text)
+        with pytest.raises(SandboxError, match="no way into a cluster") as refused:
+            await Kubernetes.start(tmp_path / "base", settings_for(tmp_path / "config", IMAGE))
+        return str(refused.value)
+
+    for text in ("users: [{name: x, user: {token: sk-secret}}]\n", "token: sk-secret: {", "sk-secret"):
+        assert "sk-secret" not in asyncio.run(main(text))
+
+
 # ---------------------------------------------------------------- what is left
 
 
@@ -263,18 +281,29 @@ def test_pods_of_others_go_when_their_time_is_over(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- images and runtimes
 
 
+def test_a_tree_is_copied_out_of_an_image(run: Run, tmp_path: Path) -> None:
+    async def body(backend: Kubernetes, fake: FakeCluster) -> None:
+        await backend.copy_out(IMAGE, "/etc/ssl", tmp_path / "tree")
+        assert (tmp_path / "tree" / "openssl.cnf").is_file()
+        with pytest.raises(SandboxError, match="cannot download /nowhere"):
+            await backend.copy_out(IMAGE, "/nowhere", tmp_path / "other")
+
+    run(body)
+
+
 def test_images_are_pulled_ahead_a_few_at_a_time() -> None:
     async def main() -> None:
         images = {f"task:{number}": Image(pull_s=0.2) for number in range(4)}
         async with fake_cluster(**images) as (fake, root):
             settings = settings_for(fake.kubeconfig, IMAGE, namespace=NAMESPACE, pulls=2)
             async with Kubernetes.open(root / "base", settings, prove=False) as backend:
-                await pull_all(backend._cluster, [*images, "task:0"])
+                assert await backend.fetch({"task:0": None}) == {}
+                assert fake.node.pulled == []  # nobody asked for it
+                failures = await pull_all(backend._cluster, [*images, "no-such:1", "task:0"])
                 assert sorted(fake.node.pulled) == sorted(images)
                 assert fake.node.most_pulling == 2
-                assert fake.pods == {}
-                with pytest.raises(ImageError, match="no-such:1"):
-                    await pull_all(backend._cluster, ["no-such:1"])
+                assert list(failures) == ["no-such:1"]
+                await gone(fake)
 
     asyncio.run(main())
 
