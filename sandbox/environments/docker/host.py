@@ -16,6 +16,7 @@ from typing import Any, Self, override
 
 from sandbox.environments.backend import Backend
 from sandbox.environments.errors import ImageError, SandboxError
+from sandbox.environments.images.cache import cache_of
 from sandbox.environments.spec import LimitsMode, RoMount, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
 
@@ -33,20 +34,20 @@ _SPARE_S = 900
 
 
 class DockerHost(Backend):
-    def __init__(self, engine: Engine, settings: Settings, token: str, state: Path, record: int, version: dict[str, Any]) -> None:
+    """`python` is the directory that lies at `sys.base_prefix` in every container: this runner's Python, with its own libraries."""
+
+    def __init__(self, engine: Engine, settings: Settings, owned: owner.Owned, version: str, python: Path) -> None:
         self._engine = engine
         self._settings = settings
-        self._token = token
-        self._state = state
-        self._record = record
+        self._owned = owned
+        self._prefix = RoMount(python, sys.base_prefix)
         self._bind = (settings.docker.mounts or ("bind" if settings.docker.url.startswith("unix://") else "copy")) == "bind"
         self._quota = False
-        self._images = Images(engine, {OWNER: token}, python=None if self._bind else Path(sys.base_prefix))
-        self._watch = Watch(engine, token)
+        self._images = Images(engine, {OWNER: owned.token}, python=None if self._bind else self._prefix)
+        self._watch = Watch(engine, owned.token)
         self._slots = asyncio.Semaphore(_STARTING)
-        self.label = f"docker/{version.get('Version', '?')}"
+        self.label = f"docker/{version}"
         self.limits_mode: LimitsMode = "cgroup"
-        # The runner's own Python, which lies at the same path in every container.
         self.python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
     @classmethod
@@ -56,17 +57,21 @@ class DockerHost(Backend):
             raise SandboxError("; ".join(found))
         engine = await Engine.open(settings.docker)
         try:
-            version = await engine.call(engine.api.version)
+            version = (await engine.call(engine.api.version)).get("Version", "?")
+            python = await asyncio.to_thread(cache_of(settings).python)
             await asyncio.to_thread(owner.sweep, base)
             await engine.call(owner.remove_expired, engine.api)
             try:
-                token, state, record = owner.claim(base, settings.docker)
+                owned = owner.claim(base, settings.docker)
             except OSError as error:
                 raise SandboxError(f"cannot keep state in {base}: {error.strerror}; choose a directory that you can write") from error
         except SandboxError:
             await engine.close()
             raise
-        host = cls(engine, settings, token, state, record, version)
+        host = cls(engine, settings, owned, version, python)
+        if not (python / Path(host.python).relative_to(sys.base_prefix)).exists():
+            await host.stop()
+            raise SandboxError(f"{python} is not whole: remove that directory, and it is made again")
         try:
             host._quota = await engine.call(quota_works, engine.api, settings.image)
             await probe.hold(host, settings)
@@ -114,11 +119,11 @@ class DockerHost(Backend):
     @override
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         prepared = await self._images.prepared(spec)
-        mounts = (RoMount(Path(sys.base_prefix)), *spec.mounts) if self._bind else ()
+        mounts = (self._prefix, *spec.mounts) if self._bind else ()
         binds = {str(mount.source.resolve()): mount.at for mount in mounts}
         budgets = self._settings.budgets
         seconds = int(budgets.sandbox_setup_s + budgets.agent_setup_s + budgets.agent_s + budgets.verifier_s) + _SPARE_S
-        labels = {OWNER: self._token, EXPIRES: str(int(time.time()) + seconds), TRIAL: spec.name}
+        labels = {OWNER: self._owned.token, EXPIRES: str(int(time.time()) + seconds), TRIAL: spec.name}
         wanted = creation(prepared.image, spec, seconds, labels)
         name = f"lego-rl-{re.sub(r'[^a-zA-Z0-9_.-]', '-', spec.name)[:60]}-{secrets.token_hex(4)}"
         api = self._engine.api
@@ -142,16 +147,16 @@ class DockerHost(Backend):
     @override
     async def stop(self) -> None:
         """Also what a trial left running, by its label."""
-        self._withdraw(self._state.parent)
+        self._withdraw(self._owned.state.parent)
         await self._watch.stop()
         try:
             await self._images.settle()
-            await self._engine.call(owner.remove_all, self._engine.api, self._token)
-            await asyncio.to_thread(shutil.rmtree, self._state)
+            await self._engine.call(owner.remove_all, self._engine.api, self._owned.token)
+            await asyncio.to_thread(shutil.rmtree, self._owned.state)
         except SandboxError:
             pass  # the engine is gone; the state directory tells the next start to sweep
         finally:
-            os.close(self._record)
+            os.close(self._owned.record)
             with contextlib.suppress(SandboxError):
                 await self._engine.close()
 

@@ -23,7 +23,6 @@ from .engine import Engine
 
 _MAX_USERS = 1 << 20
 _PREPARING = 4
-_NOT_COPIED = {"site-packages", "__pycache__", "include", "share", "test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
 _PASSWD = f"agent:x:{AGENT}:{AGENT}::/home/agent:/bin/sh\n"
 _GROUP = f"agent:x:{AGENT}:\n"
 # Runtimes of a runner that is root lie below its home; an image keeps that to root.
@@ -45,7 +44,7 @@ class Images:
 
     engine: Engine
     labels: dict[str, str]
-    python: Path | None
+    python: RoMount | None
     _made: dict[object, asyncio.Task[Prepared]] = field(default_factory=dict)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PREPARING))
 
@@ -197,7 +196,7 @@ def _split(spec: SandboxSpec) -> tuple[tuple[RoMount, ...], tuple[RoMount, ...]]
     return inner, tuple(mount for mount in spec.mounts if mount not in inner)
 
 
-def _write_common(tar: tarfile.TarFile, users: list[tuple[str, str]], directories: Iterable[Directory], python: Path | None) -> None:
+def _write_common(tar: tarfile.TarFile, users: list[tuple[str, str]], directories: Iterable[Directory], python: RoMount | None) -> None:
     for parent in _parents([place.path for place in directories]):
         _directory(tar, parent, "root", 0o755)
     for place in (*_PLACES, *directories):
@@ -207,9 +206,7 @@ def _write_common(tar: tarfile.TarFile, users: list[tuple[str, str]], directorie
         info.size, info.mode = len(text.encode()), 0o644
         tar.addfile(info, io.BytesIO(text.encode()))
     if python is not None:
-        for parent in _parents([str(python)]):
-            _directory(tar, parent, "root", 0o755)
-        tar.add(python, str(python).lstrip("/"), filter=_of_python)
+        _write_mounts(tar, (python,))
 
 
 def _write_mounts(tar: tarfile.TarFile, mounts: tuple[RoMount, ...]) -> None:
@@ -247,12 +244,6 @@ def _as_agent(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uid = info.gid = AGENT
     info.uname = info.gname = ""
     return info
-
-
-def _of_python(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """The interpreter and its standard library: no more of it is ever used in a container."""
-    name = PurePosixPath(info.name).name
-    return None if name in _NOT_COPIED or name.startswith("config-") or name.endswith(".a") else _as_root(info)
 
 
 def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox.environments.errors import SandboxError
 from server.schemas.runspec import Docker
@@ -27,8 +27,16 @@ _PREFIX = "docker-"
 _RECORD = "owner.json"
 
 
-def claim(base: Path, settings: Docker) -> tuple[str, Path, int]:
-    """A new token, its state directory, and the descriptor that holds the lock. It appears under its name only when locked."""
+class Owned(NamedTuple):
+    """What names an owner, its state directory, and the descriptor that holds the lock."""
+
+    token: str
+    state: Path
+    record: int
+
+
+def claim(base: Path, settings: Docker) -> Owned:
+    """The state directory appears under its name only when it is locked."""
     base.mkdir(parents=True, exist_ok=True)
     token = os.urandom(6).hex()
     making = base.resolve() / f".{_PREFIX}{token}"
@@ -36,7 +44,7 @@ def claim(base: Path, settings: Docker) -> tuple[str, Path, int]:
     record = os.open(making / _RECORD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(record, fcntl.LOCK_EX)
     os.write(record, settings.model_dump_json().encode())
-    return token, making.rename(making.with_name(f"{_PREFIX}{token}")), record
+    return Owned(token, making.rename(making.with_name(f"{_PREFIX}{token}")), record)
 
 
 def abandoned(base: Path) -> Iterator[tuple[str, Path, Docker]]:

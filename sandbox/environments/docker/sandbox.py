@@ -120,7 +120,7 @@ class DockerSandbox:
             lost.stdout = bytes(ran.stdout)
             raise lost
         code = found.get("ExitCode")
-        words = errors.decode(errors="replace").strip()[-300:]
+        words = (errors or ran.noise).decode(errors="replace").strip()[-300:]
         if found.get("Running") or code is None:
             raise SandboxError(f"the engine lost a command: it does not know how it ended {words}")
         if code <= 128:

@@ -36,6 +36,8 @@ class Ran:
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     ended: End | None = None
+    noise: bytes = b""
+    """Where something else than our program answered: its beginning."""
 
 
 def command(python: str) -> list[str]:
@@ -100,6 +102,7 @@ async def _read(reader: Reader, ran: Ran, limits: tuple[int, int]) -> None:
     while head := await reader.exactly(5):
         size = int.from_bytes(head[1:], "big")
         if size > MAX_ORDER:
+            ran.noise = head + await reader.rest(300)
             return
         content = await reader.exactly(size)
         if content is None:

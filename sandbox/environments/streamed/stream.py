@@ -43,3 +43,9 @@ class Reader:
         taken = bytes(self._data[:count])
         del self._data[:count]
         return taken
+
+    async def rest(self, most: int) -> bytes:
+        """What is there already, and a little of what is not."""
+        if len(self._data) < most:
+            self._data += await self._stream.receive()
+        return bytes(self._data[:most])

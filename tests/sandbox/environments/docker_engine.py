@@ -66,8 +66,9 @@ def engine(*arguments: str, listener: socket.socket | None = None) -> Iterator[T
     parent = f"lego-engine-{secrets.token_hex(4)}"
     # A socket made out here is handed over as systemd does it: the engine has no network that we could reach.
     handed = f"exec 3<&{listener.fileno()}; export LISTEN_PID=$$ LISTEN_FDS=1; set -- -H fd://;" if listener else ""
-    command = f"""ip link set lo up 2>/dev/null; {handed} exec dockerd "$@" --data-root {root}/data --exec-root {root}/exec --pidfile {root}/pid \
-        -H unix://{root}/docker.sock --bip 198.18.10.1/24 --cgroup-parent {parent} --storage-driver overlay2 {" ".join(arguments)}"""
+    paths = f"--data-root {root}/data --exec-root {root}/exec --pidfile {root}/pid -H unix://{root}/docker.sock"
+    options = f"--bip 198.18.10.1/24 --cgroup-parent {parent} --storage-driver overlay2 {' '.join(arguments)}"
+    command = f'ip link set lo up 2>/dev/null; {handed} exec dockerd "$@" {paths} {options}'
     namespaces = ["unshare", "-m", "-n", "-p", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     with (root / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -177,13 +178,15 @@ def fill(tar: tarfile.TarFile) -> None:
         info = tarfile.TarInfo(name)
         info.type, info.mode = tarfile.DIRTYPE, mode
         tar.addfile(info)
-    for name, text in {"etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n"}.items():
+    texts = {
+        "etc/passwd": "root:x:0:0::/root:/bin/sh\n",
+        "etc/group": "root:x:0:\n",
+        "usr/bin/python3": f'#!/bin/sh\nexec {sys.base_prefix}/bin/python3 "$@"\n',
+    }
+    for name, text in texts.items():
         info = tarfile.TarInfo(name)
-        info.size = len(text)
+        info.size, info.mode = len(text), 0o755
         tar.addfile(info, io.BytesIO(text.encode()))
-    link = tarfile.TarInfo("usr/bin/python3")
-    link.type, link.linkname = tarfile.SYMTYPE, f"{sys.base_prefix}/bin/python3"
-    tar.addfile(link)
     programs = {path for name in _PROGRAMS.split() if (path := shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin"))}
     modules = [str(path) for path in Path(sys.base_prefix, "lib").glob("python*/lib-dynload/*.so")]
     listed = subprocess.run(
