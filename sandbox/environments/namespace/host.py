@@ -185,7 +185,8 @@ class Host(Backend):
                 await asyncio.to_thread(self._image, name)
             except ImageError as error:  # removed since, by another process
                 failed[name] = str(error)
-        await asyncio.to_thread(self._images.prune, int(self._settings.cache_gb * 1e9))
+        if images:  # a run without any has no business in the cache, and may not be allowed there
+            await asyncio.to_thread(self._images.prune, int(self._settings.cache_gb * 1e9))
         return failed
 
     @override
