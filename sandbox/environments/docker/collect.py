@@ -37,6 +37,8 @@ print(json.dumps({
 """
 """A program for the container, where its own cgroup is mounted read-only: prints counters of version 1 or 2."""
 _BLOCK = 1 << 18
+_LONGEST = 3500
+"""Of a path in a tree. The engine leaves out, without a word, what lies deeper than its machine's system calls can name."""
 
 
 class _Source(io.RawIOBase):
@@ -127,6 +129,8 @@ def changes(api: Any, container: str, workdir: str, pristine: Path | None, max_b
         for member, name in below(tar):
             if not name:
                 continue
+            if len(name) > _LONGEST:
+                raise SandboxError(f"{what} is nested too deep to be copied")
             before = original(pristine, name) if pristine else Change(name, "deleted")
             if member.isreg() and member.size != len(before.data) and member.size > left:
                 raise SandboxError(f"{what} is larger than {max_bytes} bytes")
