@@ -46,7 +46,7 @@ soak: install-dev
 
 # Kubernetes from Debian's source package: about nine CPU minutes the first time, kept in the user's cache directory.
 test-cluster: install-dev
-	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) tests/cluster
+	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k cluster tests/cluster tests/sandbox/environments tests/sandbox/kubernetes
 
 lint: install-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -93,6 +93,7 @@ def _unpack(cache: Path, env: dict[str, str], tools: Path) -> None:
     _run(["apt-get", "download", "-qq", *_GO, *_RUN], packages, env)
     for package in sorted(packages.glob("*.deb")):
         _run(["dpkg", "-x", str(package), str(tools)], packages, env)
+    shutil.rmtree(packages)
 
 
 def _compile(cache: Path, env: dict[str, str], found: Programs) -> None:

@@ -7,6 +7,7 @@ A kubelet changes settings of the kernel that no namespace holds: it gets to see
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -35,6 +36,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def main(command: list[str]) -> int:
     if os.geteuid() != 0 or not command:
         sys.exit("usage: python -m tests.cluster.up COMMAND …, as root")
+    if missing := [name for name in ("ip", "mount", "openssl", "skopeo") if shutil.which(name) is None]:
+        sys.exit(f"the cluster needs {', '.join(missing)}: apt-get install iproute2 mount openssl skopeo")
     cache = default_cache()
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
@@ -88,7 +91,8 @@ def _exit_like(status: int) -> NoReturn:
 
 def _end(child: int) -> object:
     def handler(number: int, frame: FrameType | None) -> None:
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+            os.kill(child, signal.SIGKILL)
 
     return handler
 
