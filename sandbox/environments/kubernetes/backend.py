@@ -7,6 +7,7 @@ import fcntl
 import importlib.util
 import io
 import json
+import logging
 import os
 import sys
 import tarfile
@@ -23,6 +24,8 @@ from server.schemas.runspec import Sandbox as Settings
 if TYPE_CHECKING:
     from .cluster import Cluster
     from .sandbox import PodSandbox
+
+log = logging.getLogger(__name__)
 
 _RECORD = "kubernetes.json"
 _GONE_S = 15
@@ -95,10 +98,13 @@ class Kubernetes(Backend):
             return []
         try:
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            settings = Settings.model_validate(json.loads(os.pread(record, 1 << 20, 0)))
-            removed = asyncio.run(_sweep(base, settings))
+            text = os.pread(record, 1 << 20, 0)
+            removed = asyncio.run(_sweep(base, Settings.model_validate(json.loads(text)))) if text else []
             path.unlink()
         except BlockingIOError:
+            return []
+        except SandboxError as error:
+            log.warning("pods may be left of %s: %s; what is known of them is kept for the next time", base, error)
             return []
         finally:
             os.close(record)

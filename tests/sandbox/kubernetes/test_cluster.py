@@ -258,6 +258,10 @@ def test_what_a_dead_runner_left_is_swept_and_nothing_else(tmp_path: Path) -> No
                 assert len([name for name in swept if name.startswith("pods/")]) == 1
                 assert list(fake.pods) == [kept.name]
                 assert await asyncio.to_thread(Kubernetes.sweep, root / "a") == []
+                (root / "away").mkdir()
+                (root / "away" / "kubernetes.json").write_text(settings_for(root / "no-such-file", IMAGE).model_dump_json())
+                assert await asyncio.to_thread(Kubernetes.sweep, root / "away") == []
+                assert (root / "away" / "kubernetes.json").exists()
                 first._record = os.open(os.devnull, os.O_RDONLY)
 
     asyncio.run(main())
