@@ -241,7 +241,7 @@ class Algorithm(_Section):
     def _corrected_once(self) -> Algorithm:
         if self.importance_sampling != "off" and self.ratio_base == "behaviour":
             raise ValueError(
-                "importance_sampling: the ratio to the behaviour policy holds that correction already; set ratio_base: recomputed, or it to off"
+                "importance_sampling: the ratio to the behaviour policy holds this correction already; set ratio_base: recomputed, or off"
             )
         return self
 
@@ -363,6 +363,10 @@ class RunSpec(_Section):
             raise ValueError(f"rollout.engine {engine} does not go with trainer.device {trainer.device}: use cpu with cpu, vllm with cuda")
         if trainer.device == "cpu" and (trainer.backend != "fsdp2" or trainer.cluster != Cluster() or trainer.parallel != Parallel()):
             raise ValueError("trainer.device cpu trains on one machine with backend fsdp2: leave cluster and parallel out, or use cuda")
+        if trainer.device == "cuda" and (trainer.schedule == "async") != (trainer.cluster.rollout_nodes > 0):
+            raise ValueError(
+                "trainer.schedule async generates on nodes of its own and sync does not: set trainer.cluster.rollout_nodes above 0 or to 0"
+            )
         able = {"fsdp2": ("sequence",), "veomni": ("sequence", "expert"), "megatron": ("tensor", "expert", "context", "pipeline")}
         if beyond := trainer.parallel.beyond(*able[trainer.backend]):
             raise ValueError(f"trainer.parallel.{beyond[0]}: {trainer.backend} splits by {', '.join(able[trainer.backend])} only")
