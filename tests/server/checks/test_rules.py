@@ -149,6 +149,7 @@ def test_a_harness_must_be_the_pinned_one_and_installed(runtime: HarnessRuntime,
 
 @pytest.mark.parametrize(("field", "value"), [("top_p", 0.95), ("top_k", 50)])
 def test_a_cut_distribution_goes_with_no_ratio(field: str, value: float) -> None:
+    """Report 37: under top-p or top-k the ratio carries the log of the kept mass."""
     (refused,) = (check for check in checked(SOUND, local(**{f"rollout__{field}": value})) if check.level is not Level.OK)
     assert (refused.code, refused.level, refused.where) == ("sampling", Level.ERROR, f"rollout.{field}")
     assert "the ratio of gspo needs log-probabilities of the whole distribution" in refused.message

@@ -51,9 +51,6 @@ def test_relative_paths_start_at_the_document() -> None:
     ("document", "overrides", "words"),
     [
         ({"extends": "lokal"}, {}, "did you mean `local`?"),
-        # Report 37: under top-p or top-k the ratio carries the log of the kept mass. There is no such field, so nobody can set one.
-        ({"extends": "local", "rollout": {"top_p": 0.9}}, {}, "unknown key `rollout.top_p`"),
-        ({"extends": "local"}, {"rollout.top_k": 20}, "unknown key `rollout.top_k`"),
         ({"extends": "local", "trainr": {"steps": 3}}, {}, "did you mean `trainer`?"),
         ({"extends": "local", "harnesses": [{"name": "x", "versoin": "1"}]}, {}, "did you mean `version`?"),
         ({"extends": "local"}, {"trainer.evaluation.evry": 2}, "unknown key `trainer.evaluation.evry` (override) (did you mean `every`?)"),

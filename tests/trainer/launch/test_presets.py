@@ -53,6 +53,7 @@ UNUSUAL = {
     "trainer.cluster": {"nodes": 4, "gpus_per_node": 6, "rollout_nodes": 5, "ray": "head:6379"},
     "rollout.tensor_parallel": 7,
     "rollout.gpu_memory": 0.61,
+    "trainer.schedule": "async",
 }
 
 
@@ -102,6 +103,9 @@ def test_the_papers_run_has_every_row_of_its_table_10() -> None:
         "advantage estimator": (config.algorithm.adv_estimator, "grpo"),
         "loss aggregation": (actor.loss_agg_mode, "seq-mean-token-mean"),
         "KL reward penalty": (config.algorithm.use_kl_in_reward, False),
+        "KL loss coefficient": ((actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type), (True, 1e-3, "low_var_kl")),
+        "staleness threshold": ((config.trainer.v1.trainer_mode, spec.trainer.staleness), ("lego_async", 1)),
+        "importance-sampling correction": (spec.algorithm.importance_sampling, "off"),
         "learning rate": (actor.optim.lr, 1e-6),
         "learning-rate schedule": (actor.optim.lr_scheduler_type, "constant"),
         "gradient clip": (actor.optim.clip_grad, 1.0),
@@ -143,6 +147,7 @@ def test_megatron_splits_by_tensor_expert_and_context() -> None:
         ({"rollout.engine": "vllm"}, "use cpu with cpu, vllm with cuda"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.tensor": 2}, "fsdp2 splits by sequence only"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.sequence": 3}, "does not divide the 1 of trainer.cluster"),
+        ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.schedule": "async"}, "async generates on nodes of its own"),
         ({"trainer.cluster.nodes": 2}, "a Ray cluster of the run's own has one node"),
     ],
 )
