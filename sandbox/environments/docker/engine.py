@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 THREADS = 16
-_ANSWER_S = 180
+_ASK_S, _ANSWER_S = 20, 180
 OLDEST_API = "1.41"
 """Docker 20.10: statistics of one container without a second of waiting."""
 
@@ -33,22 +33,24 @@ def connect(settings: Docker) -> APIClient:
 
     tls: TLSConfig | bool = False
     if settings.tls is not None:
-        names = ["cert.pem", "key.pem", "ca.pem"]
-        certificate, key, authority = (str(settings.tls / name) for name in names)
+        places = [settings.tls.expanduser() / name for name in ("cert.pem", "key.pem", "ca.pem")]
+        if missing := [path.name for path in places if not path.is_file()]:
+            raise SandboxError(f"sandbox.docker.tls: {settings.tls} has no {', '.join(missing)}")
+        certificate, key, authority = map(str, places)
         tls = TLSConfig(client_cert=(certificate, key), ca_cert=authority, verify=True)
     with boundary(settings.url):
-        asking = _client(settings.url, OLDEST_API, tls)
+        asking = _client(settings.url, OLDEST_API, tls, _ASK_S)
         try:
             newest = asking.version(api_version=False)["ApiVersion"]
         finally:
             asking.close()
-        return _client(settings.url, newest, tls)
+        return _client(settings.url, newest, tls, _ANSWER_S)
 
 
-def _client(url: str, version: str, tls: Any) -> APIClient:
+def _client(url: str, version: str, tls: Any, seconds: float) -> APIClient:
     import docker
 
-    api = docker.APIClient(base_url=url, version=version, timeout=_ANSWER_S, tls=tls, max_pool_size=THREADS)
+    api = docker.APIClient(base_url=url, version=version, timeout=seconds, tls=tls, max_pool_size=THREADS)
     # Variables such as REQUESTS_CA_BUNDLE would go before the authority that is named, and proxies are not for engines.
     api.trust_env = False
     return api

@@ -20,7 +20,7 @@ import pytest
 
 from sandbox.environments.docker import owner
 from sandbox.environments.docker.container import EXPIRES, OWNER, creation
-from sandbox.environments.docker.host import DockerHost, judge
+from sandbox.environments.docker.host import DockerHost
 from sandbox.environments.errors import ImageError, SandboxError, SandboxLost
 from sandbox.environments.spec import Directory, RoMount, SandboxSpec
 from server.schemas.runspec import Limits
@@ -344,12 +344,3 @@ def test_an_engine_that_does_not_keep_its_word_is_not_used(
 
         asyncio.run(main())
     assert list((tmp_path / "state").iterdir()) == []
-
-
-def test_engines_that_cannot_bound_are_ruled_out() -> None:
-    good = {"OSType": "linux", "Architecture": "x86_64", "MemoryLimit": True, "PidsLimit": True, "SecurityOptions": ["name=seccomp"]}
-    assert judge({"ApiVersion": "1.41"}, good) == []
-    assert "older than 1.41" in judge({"ApiVersion": "1.40"}, good)[0]
-    assert "cannot limit memory and processes" in judge({"ApiVersion": "1.43"}, good | {"MemoryLimit": False, "PidsLimit": False})[0]
-    assert "use one on Linux" in judge({"ApiVersion": "1.43"}, good | {"Architecture": "aarch64"})[0]
-    assert "no seccomp" in judge({"ApiVersion": "1.43"}, good | {"SecurityOptions": []})[0]
