@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -35,9 +36,11 @@ def inside(run: RunDir, path: str) -> Path:
 
 def read_capture(run: RunDir, row: CaptureRow) -> CaptureRecord:
     """The record beside the token arrays. Raises Missing."""
-    file = inside(run, str(Path(row.path).with_suffix(".json")))
+    raw = inside(run, str(Path(row.path).with_suffix(".json"))).read_bytes()
+    if hashlib.sha256(raw).hexdigest() != row.sha256:
+        raise Missing(f"{row.path} is not the file that was reported for trial {row.trial_id}: its SHA-256 differs, so it is not shown")
     try:
-        return CaptureRecord.model_validate_json(file.read_bytes())
+        return CaptureRecord.model_validate_json(raw)
     except ValidationError as error:
         raise Missing(f"{row.path} holds no capture: {error.error_count()} errors") from None
 

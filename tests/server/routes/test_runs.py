@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +29,15 @@ def queued(trial: str, group_id: str, sample: int) -> dict[str, Any]:
     return {"type": "trial", "trial_id": trial, "state": "queued", "stage": "queued", "group_id": group_id, "sample": sample}
 
 
-def capture(trial: str, path: str) -> dict[str, Any]:
+def capture(trial: str, path: str, content: bytes = b"") -> dict[str, Any]:
     counts = {"turns": 3, "branches": 1, "sampled_tokens": 42, "tool_calls": 2, "malformed_turns": 1}
-    return {"type": "capture", "trial_id": trial, "path": path, "size": 1, "sha256": "0"} | counts
+    return {
+        "type": "capture",
+        "trial_id": trial,
+        "path": path,
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    } | counts
 
 
 def test_a_plan_is_shown_and_kept(client: TestClient) -> None:
@@ -39,7 +46,14 @@ def test_a_plan_is_shown_and_kept(client: TestClient) -> None:
     assert plan["provenance"]["trainer.steps"] == "override"
     assert "3 steps of 8 tasks × 8 samples" in plan["summary"]
     assert client.get(f"/api/plans/{plan['digest']}").json() == plan
-    assert client.get("/api/presets").json() == ["local", "local-claude-code", "local-mixed", "megatron", "paper-qwen3.5-35b", "single-node"]
+    assert client.get("/api/presets").json() == [
+        "local",
+        "local-claude-code",
+        "local-mixed",
+        "megatron",
+        "paper-qwen3.5-35b",
+        "single-node",
+    ]
 
 
 def test_a_wrong_spec_is_refused_in_one_line(client: TestClient) -> None:
@@ -133,14 +147,18 @@ def test_a_capture_is_read_from_the_runs_directory_and_from_nowhere_else(
     client: TestClient, run_id: str, report: Callable[..., int], settings: Settings
 ) -> None:
     record = CaptureRecord(trial_id="t0", harness="mini", turns=[], branches=[], sampled_tokens=0)
-    (settings.data.runs / run_id / "captures" / "t0.json").write_text(record.model_dump_json())
+    raw, kept = record.model_dump_json().encode(), settings.data.runs / run_id / "captures" / "t0.json"
+    kept.write_bytes(raw)
     (settings.data_dir / "secret.json").write_text(record.model_dump_json())
     (settings.data.runs / run_id / "captures" / "link.json").symlink_to(settings.data_dir / "secret.json")
     paths = ["captures/t0.npz", "../../secret.json", str(settings.data_dir / "secret.json"), "captures/link.json", "captures/none.json"]
-    report(run_id, [capture(f"t{n}", path) for n, path in enumerate(paths)])
+    report(run_id, [capture(f"t{n}", path, raw) for n, path in enumerate(paths)])
     answers = [client.get(f"/api/runs/{run_id}/trials/t{n}/capture") for n in range(len(paths))]
     assert [answer.status_code for answer in answers] == [200, 404, 404, 404, 404]
     assert answers[0].json() == record.model_dump(mode="json")
+    kept.write_bytes(raw.replace(b'"mini"', b'"nimi"'))
+    changed = client.get(f"/api/runs/{run_id}/trials/t0/capture")
+    assert changed.status_code == 404 and "captures/t0.npz is not the file that was reported for trial t0" in changed.json()["detail"]
 
 
 def test_logs_are_listed_by_the_record_and_shown_without_secrets(

@@ -74,10 +74,12 @@ def test_a_finished_trial_becomes_one_trace(
     client: TestClient, settings: Settings, run_id: str, report: Callable[..., int], collector: Collector
 ) -> None:
     """The trial with the stages that the runner timed and the model calls that the proxy saw, each at its own time."""
-    (settings.data.runs / run_id / "captures" / "t0.json").write_text(played("t0").model_dump_json())
+    kept = played("t0").model_dump_json()
+    (settings.data.runs / run_id / "captures" / "t0.json").write_text(kept)
     timing = {"type": "stage_timing", "trial_id": "t0", "stage": "agent", "started": 1000.5, "finished": 1002.5}
     running = {"type": "trial", "trial_id": "t0", "state": "running", "stage": "agent"}
-    report(run_id, [group(1, size=1), queued("t0", "train1", 0), running, timing, outcome("t0", 1), capture("t0", "captures/t0.npz")])
+    captured = capture("t0", "captures/t0.npz", kept.encode())
+    report(run_id, [group(1, size=1), queued("t0", "train1", 0), running, timing, outcome("t0", 1), captured])
     spans = {span.name: span for span in collector.wait(3)}
     assert spans.keys() == {"trial", "stage agent", "model call"}
     trial, stage, call = spans["trial"], spans["stage agent"], spans["model call"]
