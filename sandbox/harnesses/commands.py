@@ -92,9 +92,10 @@ def _state(store: Store, pin: Pin, deep: bool) -> dict[str, Any]:
 @harness.command("verify")
 @click.argument("names", nargs=-1)
 @click.option("--bytes", "only_bytes", is_flag=True, help="Compare bytes only; run nothing.")
+@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Trials of each; times are their medians.")
 @store_options
 @as_json_option
-def harness_verify(names: tuple[str, ...], only_bytes: bool, store: Store, as_json: bool) -> None:
+def harness_verify(names: tuple[str, ...], only_bytes: bool, runs: int, store: Store, as_json: bool) -> None:
     """Prove that harnesses (all installed, or those named) are as published and work here.
 
     Every byte is compared with the manifest and the packages' own records. Then the real program solves a task in a sandbox that has no
@@ -110,13 +111,13 @@ def harness_verify(names: tuple[str, ...], only_bytes: bool, store: Store, as_js
         sys.exit(any(row["problem"] for row in states))
     good = True
     for row in states:
-        result = _run(Harness(name=row["name"], version=row["version"]), store)
+        result = _run(Harness(name=row["name"], version=row["version"]), store, runs)
         good = good and result.good
         click.echo(result.model_dump_json() if as_json else _line(result))
     sys.exit(0 if good else 1)
 
 
-def _run(wanted: Harness, store: Store) -> Verification:
+def _run(wanted: Harness, store: Store, runs: int) -> Verification:
     quiet()
     from sandbox.runner.service import NotReady
 
@@ -124,7 +125,7 @@ def _run(wanted: Harness, store: Store) -> Verification:
     from .verify import verify
 
     try:
-        return asyncio.run(verify(wanted, store))
+        return asyncio.run(verify(wanted, store, runs))
     except (VerifyError, NotReady) as error:
         raise click.ClickException(str(error)) from error
 
@@ -132,5 +133,6 @@ def _run(wanted: Harness, store: Store) -> Verification:
 def _line(result: Verification) -> str:
     verdict = "works" if result.good else f"FAILS: {result.problem or 'see below'}"
     more = [*result.violations, *(f"looked up {host}" for host in result.foreign_hosts)]
-    figures = f"reward {result.reward}, {result.turns} model calls, {result.cpu_s:.1f} CPU s, {result.rss_mb:.0f} MB"
+    figures = f"reward {result.reward}, {result.turns} model calls, set up in {result.setup_s:.2f} s"
+    figures += f", {result.cpu_s:.1f} CPU s, {result.rss_mb:.0f} MB"
     return "\n  ".join([f"{result.harness} {result.version} {verdict}  ({figures})", *more])

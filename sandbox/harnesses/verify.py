@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from pydantic import BaseModel, ConfigDict
 
 from sandbox.tasks.onebug import OneBug, generate
@@ -10,7 +12,7 @@ from server.schemas.runspec import Harness
 from server.schemas.scripted import ScriptedTurn, Voice
 
 from .hands import HANDS
-from .stage import stage
+from .stage import Played, stage
 from .store import Store
 
 TITLE = Voice(name="title", says=["You are a title generator"], turns=[ScriptedTurn(text="A repair")])
@@ -21,13 +23,15 @@ class Verification(BaseModel):
     """`turns` counts model calls. `foreign_hosts` are the names that were looked up in the sandbox: there is nothing to find but the proxy.
 
     `setup_s` is the time until the harness may run: a sandbox with its runtime mounted, and the agent's own set-up. `cpu_s` is the CPU
-    time of the agent's sandbox, `rss_mb` the peak of its largest process.
+    time of the agent's sandbox, `rss_mb` the peak of its largest process. Of several runs: the worst reward, everything that was violated
+    or looked up, the medians of times, the highest peak.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     harness: str
     version: str
+    runs: int = 1
     reward: int | None
     turns: int
     violations: list[str]
@@ -57,20 +61,33 @@ def repair_voice(harness: str, bug: OneBug) -> Voice:
     return Voice(name="main", says=[bug.issue], turns=[*turns, *hands.finish])
 
 
-async def verify(harness: Harness, store: Store) -> Verification:
-    """Raises VerifyError, or NotReady when this machine cannot run the harness."""
+async def verify(harness: Harness, store: Store, runs: int = 1) -> Verification:
+    """`runs` trials, one after the other. Raises VerifyError, or NotReady when this machine cannot run the harness."""
+    voices = [TITLE, repair_voice(harness.name, task())]
     async with stage([harness], store) as open_stage:
-        played = await open_stage.play(harness.name, [TITLE, repair_voice(harness.name, task())])
+        plays = [await open_stage.play(harness.name, voices, f"trial-{number}") for number in range(runs)]
+    rewards = [played.outcome.reward if isinstance(played.outcome, Scored) else None for played in plays]
     return Verification(
         harness=harness.name,
         version=harness.version,
-        reward=played.outcome.reward if isinstance(played.outcome, Scored) else None,
-        turns=len(played.end.record.turns),
-        violations=played.end.record.violations,
-        foreign_hosts=sorted(played.foreign_hosts),
-        setup_s=round(sum(played.stages.get(step, 0.0) for step in (Stage.SANDBOX_SETUP, Stage.AGENT_SETUP)), 3),
-        cpu_s=round(played.cpu_s, 2),
-        rss_mb=round(played.rss_mb),
-        problem=("the rollout's key was on a command line" if played.key_in_argv else played.end.error)
-        or ("" if isinstance(played.outcome, Scored) else f"{played.outcome.cause}: {played.outcome.detail}"),
+        runs=runs,
+        reward=None if None in rewards else min(reward for reward in rewards if reward is not None),
+        turns=max(len(played.end.record.turns) for played in plays),
+        violations=[violation for played in plays for violation in played.end.record.violations],
+        foreign_hosts=sorted({host for played in plays for host in played.foreign_hosts}),
+        setup_s=round(statistics.median(_setup_s(played) for played in plays), 3),
+        cpu_s=round(statistics.median(played.cpu_s for played in plays), 2),
+        rss_mb=round(max(played.rss_mb for played in plays)),
+        problem=next((problem for played in plays if (problem := _problem(played))), ""),
     )
+
+
+def _setup_s(played: Played) -> float:
+    return sum(played.stages.get(step, 0.0) for step in (Stage.SANDBOX_SETUP, Stage.AGENT_SETUP))
+
+
+def _problem(played: Played) -> str:
+    if played.key_in_argv:
+        return "the rollout's key was on a command line"
+    failed = "" if isinstance(played.outcome, Scored) else f"{played.outcome.cause}: {played.outcome.detail}"
+    return played.end.error or failed
