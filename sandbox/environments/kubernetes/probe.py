@@ -20,6 +20,7 @@ from .sandbox import PodSandbox
 
 _LIMITS = Limits(memory_mb=64, processes=16, cpu_s=60, disk_mb=16)
 _LOOK_S = 1.0
+_STARTS_S = 20.0
 _PEER_PORT = 8099
 _METADATA = (("169.254.169.254", 80), ("100.100.100.200", 80), ("fd00:ec2::254", 80))
 _PUBLIC = (("192.0.2.1", 443), ("2001:db8::1", 443))
@@ -43,6 +44,8 @@ async def prove(cluster: Cluster) -> None:
         async with answering:
             gate = urlsplit(await agent.open_gate("127.0.0.1", answering.sockets[0].getsockname()[1]))
             address, port = gate.hostname or "", gate.port or 0
+            if not (await verifier.reaches([("127.0.0.1", _PEER_PORT)], _STARTS_S, patient=True))[0]:
+                raise SandboxError("the probe of egress could not begin: a pod does not listen to itself")
             found = await _open(cluster, agent, verifier)
             if (await verifier.reaches([(address, port)], _LOOK_S))[0]:
                 found.append("the gate of another pod")
