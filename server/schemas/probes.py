@@ -56,6 +56,9 @@ class ModelFacts(_Facts):
     template: TemplateClass | None = None
     round_trip: str = ""
     """What a golden tool call became on its way through renderer and parser, when it was not itself."""
+    junction: list[int] = Field(default_factory=list)
+    """Ids that the template puts between a sampled turn's last token and the next user's words; empty when a bridge and a whole render
+    disagree about them."""
     prompt_tokens: dict[str, int] = Field(default_factory=dict)
     """Harness → length of its recorded first request, for harnesses that have one."""
     trained_with: TrainedWith | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from server.schemas.probes import TRAINED_WITH, ModelFacts, TemplateClass, TrainedWith
@@ -55,6 +55,7 @@ def model_facts(spec: RunSpec) -> ModelFacts:
         longest=config.get("max_position_embeddings"),
         template=template_class(rendering, thinking=spec.model.thinking),
         round_trip=round_trip(rendering),
+        junction=junction(rendering),
         trained_with=trained_with,
         prompt_tokens={harness.name: n for harness in spec.harnesses if (n := prompt_tokens(rendering, harness.name)) is not None},
     )
@@ -100,6 +101,27 @@ def round_trip(rendering: Rendering) -> str:
         if parsed.malformed or back != [("bash", value) for value in arguments]:
             return f"{len(arguments)} call(s) came back as {back!r}, {parsed.malformed} malformed"[:500]
     return ""
+
+
+def junction(rendering: Rendering) -> list[int]:
+    """What stands between a turn and the next user message, measured: what bridges to two different messages begin with alike. Empty when
+    a whole render has something else there, which would put other ids into training than the deployed template into a prompt."""
+    opening = (Message("system", "You repair programs."), Message("user", "Repair a.py."))
+    turn, prompt = Message("assistant", "It is repaired."), rendering.render(opening, TOOLS)
+    sampled = _sampled(rendering, _ids_until(rendering, (*opening, turn), len(opening))[len(prompt.ids) :])
+    after = []
+    for sentinel in ("Alpha", "omega"):
+        bridged = rendering.bridge(prompt.ids[prompt.ends[-1] :], sampled, [Message("user", sentinel)], TOOLS)
+        whole = rendering.render((*opening, turn, Message("user", sentinel)), TOOLS)
+        if bridged is None or whole.ids != prompt.ids + sampled + bridged.ids:
+            return []
+        after.append(bridged.ids)
+    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*after, strict=False))]
+
+
+def _sampled(rendering: Rendering, ids: list[int]) -> list[int]:
+    """Up to the stop token: the policy samples nothing of what the template puts behind it."""
+    return ids[: next(i for i, token in enumerate(ids) if token in rendering.stop_token_ids) + 1]
 
 
 def prompt_tokens(rendering: Rendering, harness: str) -> int | None:

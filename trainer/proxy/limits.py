@@ -16,6 +16,8 @@ MAX_CONNECTIONS = 4096
 MAX_CALLS = 256
 """Requests of one rollout that are served at the same time."""
 
+MAX_COUNTS = 32
+"""Different bodies of a rollout whose tokens are counted before the model is called again. Claude Code counts a file that is long."""
 MAX_UNANSWERED = 64
 """Calls of a rollout in a row that were refused or given up: what they asked is kept until the rollout ends."""
 

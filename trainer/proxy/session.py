@@ -18,7 +18,7 @@ from trainer.proxy import placing
 from trainer.proxy.allowance import allowance, check_rollout
 from trainer.proxy.dialects.reader import Reader
 from trainer.proxy.flight import Flight
-from trainer.proxy.limits import MAX_CALLS, MAX_UNANSWERED, Limits
+from trainer.proxy.limits import MAX_CALLS, MAX_COUNTS, MAX_UNANSWERED, Limits
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.rendering import Rendering
 
@@ -45,6 +45,8 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[bytes, Turn] = {}
         """The newest answer to each call."""
+        self._counts: dict[bytes, int] = {}
+        """Counted since the last answer."""
         self._sampled = self._unanswered = 0
         self._mint = hashlib.blake2b(rollout_id.encode(), digest_size=5).hexdigest()
         self._minted = self._answered = 0
@@ -83,8 +85,17 @@ class Session:
         return f"{self._mint}{self._answered:06x}"
 
     def count(self, request: Request) -> int:
-        """Prompt tokens of a request, by rendering alone: the same body always gives the same number, and nothing is recorded."""
-        return self._overlong(request) or len(self._rendering.render(request.messages, request.tools).ids)
+        """Prompt tokens of a request, by rendering alone: the same body always gives the same number, and nothing is recorded.
+
+        Raises Refusal(BUSY) for more than MAX_COUNTS bodies since the last answer, because counting holds up every other rollout.
+        """
+        known = self._counts.get(request.call)
+        if known is None:
+            if len(self._counts) >= MAX_COUNTS:
+                raise Refusal(Reason.BUSY, f"more than {MAX_COUNTS} counts of tokens without a call of the model between them")
+            known = self._overlong(request) or len(self._rendering.render(request.messages, request.tools).ids)
+            self._counts[request.call] = known
+        return known
 
     async def close(self) -> Capture:
         self._closed = True
@@ -175,6 +186,7 @@ class Session:
             raise _lost() from error
         self._sampled += len(generation.token_ids)
         self._unanswered = 0
+        self._counts.clear()
         parsed = self._rendering.parse(place.scaffold, generation.token_ids, request.tools)
         message = Message(
             "assistant",

@@ -12,7 +12,9 @@ from trainer.engine.base import KV, EngineError, EngineUnavailable, Generation, 
 
 
 class VerlEngine:
-    """`client` is verl's `LLMServerClient`. Its calls answer once, so nothing is streamed.
+    """`client` is verl's `LLMServerClient`. In verl 0.9.1 its one call answers once, so nothing is streamed. It knows no abort either, and
+    gives every call an id of its own that it does not tell (`full_determinism` apart), so verl's vLLM server, which can abort by that id,
+    cannot be asked to; a cancelled call is taken back through Ray where the server's handle is ours (`verl_plugin.rollout_cpu`).
 
     verl's balancer keeps a name on one replica: `routing: sticky` gives it the session, `spread` a new name for every call.
     """

@@ -40,6 +40,17 @@ def test_a_sound_policy_is_append_only_and_its_calls_survive(policy: Path) -> No
     assert facts.prompt_tokens["mini-swe-agent"] > 1000  # nearly one id per byte: this tokenizer has no blocks
 
 
+@pytest.mark.parametrize("renderer", ["qwen3", "qwen3.5"])
+def test_the_junction_between_turns_is_measured(tmp_path: Path, renderer: str) -> None:
+    """User-pain 11: the newline behind a turn's end was missing, because nobody had sampled it."""
+    tokenizer = byte_level(control=VISION)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    junction = model_facts(spec_for(tmp_path, renderer=renderer)).junction
+    assert tokenizer.decode(junction, skip_special_tokens=False) == "\n<|im_start|>user\n"
+    assert junction.count(tokenizer.token_to_id("<|im_start|>")) == 1
+
+
 def test_a_template_that_drops_thinking_is_recognised(policy: Path) -> None:
     """User-pain 6: the check renders three turns and says what the template does to earlier ones."""
     assert model_facts(spec_for(policy, thinking=True)).template is TemplateClass.STRIPS

@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.audit import audit
 from tests.trainer.proxy.conftest import Rollout
 from tests.trainer.scripted import call, calls, say
+from trainer.proxy import session
 from trainer.proxy.dialects.anthropic import Anthropic
 
 pytestmark = pytest.mark.anyio
@@ -223,3 +224,19 @@ async def test_any_model_name_is_the_policy(rollout: Rollout) -> None:
     assert [model async for model in rollout.openai.models.list()] == []
     assert [model async for model in rollout.anthropic.models.list()] == []
     assert rollout.engine.started == 2
+
+
+async def test_counting_is_bounded_like_calling(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting renders on the loop that serves every rollout: the same body costs once, other bodies are few until the model is called."""
+    monkeypatch.setattr(session, "MAX_COUNTS", 2)
+    rollout.engine.script = [say("One.")]
+    url, headers = f"{rollout.url}/v1/messages/count_tokens", {"x-api-key": rollout.key}
+
+    async def count(text: str) -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        return (await rollout.http.post(url, json=body, headers=headers)).status_code
+
+    assert [await count(text) for text in ("a", "b", "a", "c", "b")] == [200, 200, 200, 429, 200]
+    await ask(rollout, START)
+    assert await count("c") == 200
+    assert (await rollout.close()).policy_turns == 1
