@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 THREADS = 16
-_ASK_S, _ANSWER_S = 20, 180
+_ASK_S, _ANSWER_S = 20, 300
 OLDEST_API = "1.41"
 """Docker 20.10: statistics of one container without a second of waiting."""
 

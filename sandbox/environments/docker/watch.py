@@ -30,6 +30,7 @@ class Watch:
         self._looking = asyncio.create_task(self._look())
         self._loop = asyncio.get_running_loop()
         self._events: Any = None
+        self._stopped = False
         self._listening = threading.Thread(target=self._listen, name="docker-events", daemon=True)
         self._listening.start()
 
@@ -69,6 +70,8 @@ class Watch:
         with contextlib.suppress(Exception):  # the SDK's stream ends with any of a dozen errors when it is closed, or the engine is
             filters = {"type": "container", "event": "oom", "label": self._label}
             self._events = self._engine.api.events(filters=filters, decode=True)
+            if self._stopped:
+                self._events.close()
             for event in self._events:
                 self._loop.call_soon_threadsafe(self._out_of_memory, event.get("id", ""))
 
@@ -77,6 +80,7 @@ class Watch:
             sandbox.marks.out_of_memory += 1
 
     async def stop(self) -> None:
+        self._stopped = True
         self._looking.cancel()
         if self._events is not None:
             with contextlib.suppress(Exception):  # as above
