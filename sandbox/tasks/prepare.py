@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sandbox.environments.images.registry import is_reference
 from sandbox.integrity.gitview import HistoryError, hide
 from server.schemas.rundir import write_atomic
 from server.schemas.runspec import Data
@@ -129,9 +129,7 @@ def check_task(task: Path) -> TaskEntry:
 
 def _check_tree(task: Path, environment: dict[str, Any]) -> None:
     """The tree that the agent starts from is one of the task's directories, or one of its image. A task may name no directory of ours."""
-    if not re.fullmatch(
-        r"([A-Za-z0-9][\w.-]*(:\d+)?/)?[a-z0-9][\w./-]*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", image := environment.get("docker_image") or "x"
-    ):
+    if (image := environment.get("docker_image")) and not is_reference(image):
         raise TaskError(f"task {task}: docker_image {image!r} is no image of a registry: write NAME:TAG or NAME@sha256:…")
     if (task / "environment" / "workspace").exists():
         return

@@ -28,7 +28,7 @@ from sandbox.environments.namespace.gate import Gate
 
 from .cache import Image, ImageCache
 from .programs import find, run
-from .registry import on_this_machine
+from .registry import is_reference, on_this_machine
 
 BUILD_S = 3600
 FILE = "Dockerfile"
@@ -84,9 +84,14 @@ def _bases(file: Path) -> list[str]:
     """The images that a Dockerfile starts from, but for its own stages and the empty one."""
     if not file.is_file():
         raise ImageError(f"{file} is missing")
-    parser = DockerfileParser(fileobj=file.open("rb"))
-    stages = {match[1].lower() for match in re.finditer(r"(?im)^\s*FROM\s.*\sAS\s+(\S+)\s*$", parser.content)}
-    return [base for base in dict.fromkeys(parser.parent_images) if base != "scratch" and base.lower() not in stages]
+    with file.open("rb") as content:
+        parser = DockerfileParser(fileobj=content)
+        stages = {match[1].lower() for match in re.finditer(r"(?im)^\s*FROM\s.*\sAS\s+(\S+)\s*$", parser.content)}
+        found = [base for base in dict.fromkeys(parser.parent_images) if base != "scratch" and base.lower() not in stages]
+    for base in found:
+        if not is_reference(base):
+            raise ImageError(f"{file} starts from {base!r}, which is no image of a registry")
+    return found
 
 
 def _isolated(network: str, command: list[str], descriptor: int = 0, port: int = 0) -> list[str]:
@@ -129,6 +134,8 @@ async def _relay(control: socket.socket, host: str, port: int) -> None:
         finally:
             loop.remove_reader(control)
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    if not descriptors:  # it ended before it listened; its exit status says so
+        return
     gate = Gate(socket.socket(fileno=descriptors[0]), host, port)
     await gate.open()
     try:

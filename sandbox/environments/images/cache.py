@@ -109,7 +109,8 @@ class ImageCache:
         found = self.find(image)
         if found is None:
             raise ImageError(f"the image {image} is not in {self.root}: fetch it with `rl image pull {image}`")
-        os.utime(self._record(found.digest))
+        with contextlib.suppress(FileNotFoundError):  # removed a moment ago: whoever takes a layer of it will see
+            os.utime(self._record(found.digest))
         return found
 
     def rootfs(self, image: str) -> Rootfs:
@@ -150,10 +151,10 @@ class ImageCache:
 
     # ---------------------------------------------------------------- add
 
-    def add_layout(self, layout: Path, reference: str, name: str = "", blobs: Path | None = None) -> Image:
+    def add_layout(self, layout: Path, reference: str, name: str = "") -> Image:
         """Unpack the layers of an OCI layout's image `name` that are not here yet, and call the image `reference`. Raises ImageError."""
         with self.adding():
-            manifest = read(layout, name, blobs)
+            manifest = read(layout, name)
             layers = tuple(self._add(layer) for layer in manifest.layers)
             return self._record_image(manifest, layers, reference)
 
@@ -215,7 +216,7 @@ class ImageCache:
         """What a sandbox that grades has in place of `sys.base_prefix`: the same Python with all of its libraries. Raises ImageError."""
         key = hashlib.sha256(f"{sys.base_prefix}\0{sys.version}".encode()).hexdigest()[:16]
         target = self.root / "python" / key
-        with self._lock(f"python-{key}", fcntl.LOCK_EX):
+        with self._lock(f"python-{key}", fcntl.LOCK_EX), self.adding():
             if not target.is_dir():
                 with self.staging() as place:
                     try:

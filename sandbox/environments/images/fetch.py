@@ -38,7 +38,7 @@ async def fetch_all(cache: ImageCache, images: Mapping[str, Path | None], settin
                             log.warning(
                                 "the image of %s gives it away: %s: %s (%s)", context.parent.name, leak.path, leak.detail, leak.kind
                             )
-            except ImageError as error:
+            except (ImageError, OSError) as error:  # the disk is full, for one
                 log.warning("%s", error)
                 failed[image] = str(error)
 

@@ -1,4 +1,5 @@
-"""Run a container tool in a mount namespace of its own, so that nothing it mounts stays, and with no network but one listener.
+"""Run a container tool in mount and process namespaces of its own, so that nothing it mounts or starts stays, and with no network but one
+listener.
 
 `python -I -S isolate.py SOURCE NETWORK DESCRIPTOR PORT PROGRAM …`, where SOURCE is the directory of this program's packages, NETWORK is
 `host` or `none`, and the listener on 127.0.0.1:PORT is sent over the unix socket DESCRIPTOR; both are 0 for none.
@@ -16,8 +17,13 @@ def main(source: str, network: str, descriptor: int, port: int, command: list[st
     sys.path.append(source)
     from sandbox.environments.namespace import kernel
 
-    kernel.unshare(kernel.NEWNS | (kernel.NEWNET if network == "none" else 0))
+    kernel.unshare(kernel.NEWNS | kernel.NEWPID | (kernel.NEWNET if network == "none" else 0))
+    child = os.fork()
+    if child:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    kernel.die_with_parent()
     kernel.make_private("/")
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     with contextlib.suppress(OSError):
         kernel.unmount("/sys/fs/cgroup/unified")  # crun refuses version 2 beside version 1
     if network == "none":

@@ -46,12 +46,9 @@ class Manifest:
     workdir: str
 
 
-def read(layout: Path, name: str = "", blobs: Path | None = None) -> Manifest:
-    """The manifest for linux/amd64 that `name` (a reference name or a digest) stands for; without a name the only one.
-
-    `blobs` is a blob directory outside the layout. Raises ImageError.
-    """
-    blobs = blobs or layout / "blobs"
+def read(layout: Path, name: str = "") -> Manifest:
+    """The manifest for linux/amd64 that `name` (a reference or a digest) stands for; without a name the only one. Raises ImageError."""
+    blobs = layout / "blobs"
     top = _load(layout / "index.json", layout)
     entries = [entry for entry in _list(top, "manifests", layout) if name in ("", _annotation(entry), entry.get("digest"))]
     if len(entries) != 1:

@@ -71,6 +71,9 @@ def test_an_image_comes_from_a_registry_once(registry: str, tmp_path: Path) -> N
     assert len(set(asyncio.run(all_at_once()))) == 1
     assert (cache.rootfs(f"{registry}/base:1").layers[0] / "bin/sh").is_symlink()
     assert len(list((tmp_path / "layers").glob("*.size"))) == 1 and not list((tmp_path / "staging").iterdir())
+    assert len(list(cache.blobs.iterdir())) == 1  # the layer, for the next image that has it
+    cache.tidy()
+    assert not cache.blobs.exists() and cache.find(f"{registry}/base:1") is not None
 
 
 @needs_registry
@@ -131,6 +134,8 @@ def test_a_dockerfile_is_built_without_a_network_and_says_where_it_fails(registr
         ((base, f"RUN bash -c 'exec 3<>/dev/tcp/{registry.replace(':', '/')}'"), ["refused", "have no network"]),
         ((f"FROM {registry}/none:1", "RUN true"), [f"starts from {registry}/none:1", "manifest unknown"]),
         (("FORM x",), ["no FROM statement"]),
+        (("FROM --root=/", "RUN true"), ["no image of a registry"]),
+        (("FROM docker-archive:/etc/passwd", "RUN true"), ["no image of a registry"]),
     ):
         with pytest.raises(ImageError) as caught:
             built(*lines)
