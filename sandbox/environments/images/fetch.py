@@ -12,9 +12,21 @@ from server.schemas.runspec import Images as Settings
 
 from .build import build
 from .cache import IN_PLACE, ImageCache
+from .programs import find
 from .registry import pull
 
 log = logging.getLogger(__name__)
+
+
+def lacking(settings: Settings) -> list[str]:
+    """What a run with these settings needs and this machine has not. Fetching may turn out to need nothing: all may be here."""
+    if not settings.build:
+        return []
+    try:
+        find("buildah", "sandbox.images.build")
+    except ImageError as error:
+        return [str(error)]
+    return []
 
 
 async def fetch_all(cache: ImageCache, images: Mapping[str, Path | None], settings: Settings) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, override
 from sandbox.environments.backend import Backend
 from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.images.cache import IN_PLACE, Rootfs, cache_of
-from sandbox.environments.images.fetch import fetch_all
+from sandbox.environments.images.fetch import fetch_all, lacking
 from sandbox.environments.images.tree import copy_tree
 from sandbox.environments.spec import OPEN_FILES, LimitsMode, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
@@ -119,7 +119,7 @@ class Host(Backend):
     @classmethod
     @override
     def problems(cls, settings: Settings) -> list[str]:
-        return problems(default_mode())
+        return [*problems(default_mode()), *lacking(settings.images)]
 
     @classmethod
     @override

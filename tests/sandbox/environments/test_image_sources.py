@@ -18,7 +18,7 @@ import pytest
 from sandbox.environments.errors import ImageError
 from sandbox.environments.images.build import build, reference
 from sandbox.environments.images.cache import ImageCache
-from sandbox.environments.images.fetch import fetch_all
+from sandbox.environments.images.fetch import fetch_all, lacking
 from sandbox.environments.images.registry import pull
 from server.schemas.runspec import Images
 from tests.sandbox.environments.images import directory, layout, programs, tar
@@ -86,6 +86,7 @@ def test_what_cannot_be_fetched_is_told_and_holds_nothing_up(registry: str, tmp_
 
 def test_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert lacking(Images()) == [] and "apt-get install buildah" in lacking(Images(build=True))[0]
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     for work, package in ((pull(ImageCache(tmp_path), "example/x:1"), "skopeo"), (build(ImageCache(tmp_path), tmp_path, "x"), "buildah")):
         with pytest.raises(ImageError, match=f"apt-get install {package}"):
