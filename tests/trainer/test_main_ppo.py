@@ -26,7 +26,7 @@ from server.schemas.events import (
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, CheckpointFile
-from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Trainer
+from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Monitors, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import Harness as Client
@@ -138,21 +138,26 @@ def check_step(world: World, bodies: list[EventBody], step: StepBody) -> None:
     assert m["lego/kv/evicted"] == m["lego/engine/resumed"] == 0 and m["lego/kv/reused_share"] > 0
 
 
-def test_a_step_without_signal_is_a_clean_no_op(world: World, policy: Path) -> None:
-    async def nobody_solves(client: Client, request: TrialRequest) -> Scored:
+def test_steps_without_signal_or_without_a_row_are_clean_no_ops(world: World, policy: Path) -> None:
+    """Nobody solves anything in the first step, and no sandbox starts in the second."""
+
+    async def play(client: Client, request: TrialRequest) -> Scored | Failed:
+        if request.trial_id.startswith("s002"):
+            return Failed(stage=Stage.SANDBOX_SETUP, cause=Cause.SANDBOX_SETUP, detail="no space left on device")
         await client.chat([{"role": "user", "content": request.task}])
         return scored(0)
 
-    world.runner.play = nobody_solves
-    algorithm = Algorithm(ratio_base="behaviour")
-    prepare(world, policy, algorithm=algorithm, trainer=Trainer(steps=1, start="warm_fork", evaluation=Evaluation(rollouts=1)))
+    world.runner.play = play
+    trainer = Trainer(steps=3, start="warm_fork", evaluation=Evaluation(rollouts=1))
+    prepare(world, policy, algorithm=Algorithm(ratio_base="behaviour"), trainer=trainer, monitors=Monitors(failed_share=1))
     launched = start(world)
     output, _ = launched.communicate(timeout=250)
     assert launched.returncode == 0, output
-    (step,) = of(world.server.bodies(), StepBody)
-    assert step.metrics["lego/optimizer_steps"] == 0
-    assert step.metrics["lego/trained_tokens"] == 0
-    assert step.metrics["lego/sampled_tokens"] == step.metrics["lego/excluded_tokens/zero_advantage"] > 0
+    quiet, empty, last = (step.metrics for step in of(world.server.bodies(), StepBody))
+    for m in (quiet, last):
+        assert m["lego/optimizer_steps"] == m["lego/trained_tokens"] == 0
+        assert m["lego/sampled_tokens"] == m["lego/excluded_tokens/zero_advantage"] > 0
+    assert empty["lego/optimizer_steps"] == empty["lego/sampled_tokens"] == 0 and empty["lego/failed"] == TASKS * SIZE
 
 
 def test_too_many_failures_stop_the_run_with_one_line(world: World, policy: Path) -> None:

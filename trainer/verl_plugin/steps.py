@@ -34,6 +34,9 @@ from .stop import check_failures
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
 from .worker import CpuWorker
 
+NO_ROW = "no-row"
+"""Stands for the rows of a step that has none: verl clears a step's rows behind it, and an empty list is an error there."""
+
 
 class LegoSteps(PPOTrainer):
     """Stands in front of one of verl's trainers, which says how generation and training share the machine."""
@@ -115,9 +118,11 @@ class LegoSteps(PPOTrainer):
         update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=taken.stale)
         metrics.update(update.metrics)
         metrics.update(self.agent_loop_manager.metrics())
-        batch = KVBatchMeta(partition_id=PARTITION, keys=taken.rows.keys, tags=taken.rows.tags)
+        batch = KVBatchMeta(partition_id=PARTITION, keys=taken.rows.keys or [NO_ROW], tags=taken.rows.tags or [{}])
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        if batch.keys:
+        if not taken.rows.keys:
+            tq.kv_put(key=NO_ROW, partition_id=PARTITION, tag={"global_steps": self.global_steps})
+        else:
             with marked_timer("old_log_prob", timing_raw):
                 batch = self._score(batch, taken, metrics)
         if update.rows:
