@@ -36,6 +36,7 @@ class Place:
     root: Path
     where: str
     image: str | None = None
+    made: list[Any] = dataclasses.field(default_factory=list)
 
     def tree(self, **files: str) -> Path:
         """A pristine tree; `__` in a name stands for a directory separator, `_py` at its end for `.py`."""
@@ -49,7 +50,8 @@ class Place:
 
     async def sandbox(self, spec: SandboxSpec | None = None) -> Any:
         spec = spec or SandboxSpec(limits=LIMITS)
-        return await self.host.create(dataclasses.replace(spec, image=spec.image or self.image))
+        self.made.append(await self.host.create(dataclasses.replace(spec, image=spec.image or self.image)))
+        return self.made[-1]
 
     @property
     def namespaces(self) -> bool:
@@ -108,7 +110,15 @@ def _in_kubernetes(body: Body, where: str, request: pytest.FixtureRequest) -> No
     shared: KubernetesRoom = request.getfixturevalue(f"{where}_room")
     with tempfile.TemporaryDirectory(prefix="contract-") as directory:
         Path(directory).chmod(0o755)
-        shared.runner.run(body(Place(shared.host, Path(directory), where, shared.settings.image)))
+        place = Place(shared.host, Path(directory), where, shared.settings.image)
+
+        async def main() -> None:
+            try:
+                await body(place)
+            finally:  # a node has room for a few dozen pods
+                await asyncio.gather(*(sandbox.destroy() for sandbox in place.made))
+
+        shared.runner.run(main())
 
 
 _RUNNERS: dict[str, Callable[[Body, Any, pytest.FixtureRequest], None]] = {
