@@ -46,6 +46,7 @@ def test_a_disk_holds_more_than_memory_allows_and_no_more_than_its_size(tmp_path
 
 @needs_sandbox
 @needs_loops
+@pytest.mark.slow
 def test_many_at_once_are_apart_and_a_killed_spawner_leaves_no_device(tmp_path: Path) -> None:
     async def body() -> None:
         host = await Host.start(tmp_path / "state")
