@@ -184,8 +184,9 @@ def _steps(reading: Reading, summary: Reading, readings: Sequence[Reading]) -> I
 
 
 def _leads_to(step: Reading, reading: Reading) -> bool:
-    """Where nobody has tools: the request quotes one call's words."""
-    return not step.turn.tools and not reading.turn.tools and step.turn.thread == reading.turn.thread and step.quoted_in(reading.tail)
+    """Where nobody has tools, and both have one system prompt or none: the request quotes the call's words."""
+    alike = step.opening == reading.opening and step.turn.thread == reading.turn.thread
+    return alike and not step.turn.tools and step.quoted_in(reading.tail)
 
 
 def _assign(reading: Reading, earlier: Sequence[Reading], *, summary: bool, with_tools: bool) -> None:
