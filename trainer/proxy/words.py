@@ -59,10 +59,12 @@ class Words:
                 try:
                     ids += list(chain.from_iterable(map(known.__getitem__, words)))
                 except KeyError:
-                    new += set(words) - known.keys()
+                    fresh = [word for word in dict.fromkeys(words) if word not in known]
+                    new += fresh
                     if len(new) > MOST_NEW:
                         return self._whole(text)
-                    known.update((word, self._whole(word)) for word in new if word not in known)
+                    for word in fresh:
+                        known[word] = self._whole(word)
                     ids += chain.from_iterable(map(known.__getitem__, words))
             return ids
         finally:
