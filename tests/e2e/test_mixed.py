@@ -49,7 +49,7 @@ def test_three_pinned_harnesses_learn_in_one_run(data: DataDir) -> None:
         seen = CaptureRecord.model_validate_json((run_dir / "captures" / f"{trial.trial_id}.json").read_bytes())
         assert seen.harness == groups[str(trial.group_id)].harness and not seen.violations
         assert seen.log is not None and (seen.log.malformed, seen.log.unknown) == (0, 0), "each log is of the pinned version"
-    shown = rl(data, "status")
+    shown = rl(data, "status", run.run_id)
     assert all(f"  in {name}: " in shown.stdout for name in PINNED), shown.stdout
 
 

@@ -15,9 +15,10 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """174 recordings of six harnesses, 35 more of what those do not show, and 23 of Terminus 2; they compress to a hundredth."""
+    """174 recordings of six harnesses, 35 more of what those do not show, 23 of Terminus 2, and 20 of the pinned Claude Code
+    as its adapter sets it; they compress to a hundredth."""
     folder = tmp_path_factory.mktemp("recordings")
-    for name in ("recordings", "more", "terminus"):
+    for name in ("recordings", "more", "terminus", "pinned"):
         with tarfile.open(HERE / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
     return folder

@@ -23,7 +23,7 @@ from trainer.replay.report import report
 
 HERE = Path(__file__).parent
 TABLE: dict[str, dict[str, Any]] = {}
-for _name in ("expected", "more", "terminus"):
+for _name in ("expected", "more", "terminus", "pinned"):
     TABLE |= json.loads((HERE / f"{_name}.json").read_text())
 SIDE = {"title", "memory", "aux"}
 LONG = {"opencode/prune_all"}
