@@ -12,7 +12,7 @@ from sandbox.environments.backend import backends
 from server.schemas.datadir import DataDir, default_data_dir
 from server.schemas.machine import Health
 
-from .facts import gather
+from .facts import gather, state_bases
 from .judge import judge
 
 
@@ -24,7 +24,7 @@ def doctor(data_dir: Path | None, sweep: bool, as_json: bool) -> None:
     """Look for what sandboxes leave behind and for what makes them slow. Exit status 1 when something is found."""
     runs = DataDir(data_dir or default_data_dir()).runs
     if sweep:
-        for base in sorted(runs.glob("*/sandboxes")):
+        for base in state_bases(runs):
             for left in [left for backend in backends().values() for left in backend.sweep(base)]:
                 click.echo(f"swept {left}", err=True)
     findings = judge(gather(runs))

@@ -64,9 +64,14 @@ class Facts:
     trends: list[StartTrend] = field(default_factory=list)
 
 
+def state_bases(runs: Path) -> list[Path]:
+    """Where runners and regrades of the runs keep the state of their sandboxes."""
+    return sorted([*runs.glob("*/sandboxes"), *runs.glob("*/regrade/sandboxes")])
+
+
 def gather(runs: Path, trends: bool = True) -> Facts:
     """The facts of this machine and of the runs below `runs`. Trends read one file for each trial that there ever was."""
-    bases = sorted(runs.glob("*/sandboxes"))
+    bases = state_bases(runs)
     abandoned = [state for base in bases for state in sorted(base.glob(f"{MARK}*")) if not _locked(state)]
     groups = _groups_of({state.name for state in abandoned}) + _groups_without_owner(
         {state.name for base in bases for state in base.iterdir()}

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.environments.backend import backend_of
+from sandbox.environments.backend import Backend, backend_of
 from sandbox.runner.drive import Room
+from sandbox.tasks.images import images_of
 from server.schemas.events import RegradeBody
 from server.schemas.outcome import Failed, Scored
 from server.schemas.regrade import ArchivedTrial, Verifier
@@ -57,10 +58,10 @@ async def regrade(
         known = _Known(run)
         reporter = Reporter(server_url, file.run_id, file.event_token, SOURCE, run.spool)
         try:
-            async with backend_of(file.spec.sandbox).open(run.root / "sandboxes", file.spec.sandbox):
-                room = Room(file.spec, scratch / "tasks", {}, scratch / "trials", run.root / "sandboxes", {}, {})
+            async with backend_of(file.spec.sandbox).open(scratch / "sandboxes", file.spec.sandbox) as backend:
+                room = Room(file.spec, scratch / "tasks", {}, scratch / "trials", scratch / "sandboxes", {}, {})
                 room.trials.mkdir()
-                tasks, slots = _Tasks(run, room), asyncio.Semaphore(file.spec.sandbox.concurrency)
+                tasks, slots = _Tasks(run, room, backend), asyncio.Semaphore(file.spec.sandbox.concurrency)
 
                 async def one(trial: ArchivedTrial) -> None:
                     async with slots:
@@ -92,19 +93,23 @@ class _Known:
 
 
 class _Tasks:
-    """Each task is prepared once, when its first trial asks for it."""
+    """Each task is prepared once, with its image, when its first trial asks for it."""
 
-    def __init__(self, run: RunDir, room: Room) -> None:
-        self._run, self._room = run, room
+    def __init__(self, run: RunDir, room: Room, backend: Backend) -> None:
+        self._run, self._room, self._backend = run, room, backend
         self._ready: dict[tuple[str, str], asyncio.Future[Path]] = {}
 
     async def get(self, split: str, task: str) -> Path:
         """Raises NoTask."""
         if (split, task) not in self._ready:
-            kept = self._run.tasks / split / task
-            making = asyncio.to_thread(current_task, kept, self._room.spec.data, split, self._room.tasks)
-            self._ready[split, task] = asyncio.ensure_future(making)
+            self._ready[split, task] = asyncio.ensure_future(self._make(split, task))
         return await self._ready[split, task]
+
+    async def _make(self, split: str, task: str) -> Path:
+        kept, spec = self._run.tasks / split / task, self._room.spec
+        made = await asyncio.to_thread(current_task, kept, spec.data, split, self._room.tasks)
+        await self._backend.fetch(await asyncio.to_thread(images_of, [made], spec.sandbox))
+        return made
 
 
 async def _one(

@@ -66,7 +66,7 @@ class Memory:
 
     boots: dict[int, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     idle_fds: tuple[int, int] = (0, 0)
-    """Descriptors of the last runner: in the first sample of it, and when everything was over."""
+    """Descriptors of the last runner: when its first trials had ended, and when everything was over. Zeros when it saw none end."""
 
     def look(self, pid: int, ended: int) -> None:
         with contextlib.suppress(psutil.Error):
@@ -78,10 +78,11 @@ class Memory:
             self.boots.setdefault(pid, []).append(sample)
 
     def end(self, pid: int) -> None:
-        samples = self.boots.get(pid)
-        if samples:
+        samples = self.boots.get(pid, [])
+        at_work = [fds for ended, _, fds, _ in samples if ended > samples[0][0]]
+        if at_work:
             with contextlib.suppress(psutil.Error):
-                self.idle_fds = (samples[0][2], psutil.Process(pid).num_fds())
+                self.idle_fds = (at_work[0], psutil.Process(pid).num_fds())
 
     def slopes(self, warm: int) -> list[dict[str, float]]:
         """Of each boot with enough trials behind its first `warm`: bytes per trial, by least squares."""

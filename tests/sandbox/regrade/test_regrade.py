@@ -187,7 +187,7 @@ def test_a_killed_regrade_goes_on_where_it_was(finished: tuple[DataDir, str]) ->
     running.wait()
     rest = regrade(data)
     assert rest["done_before"] >= 1 and rest["graded"] + rest["done_before"] == 3 and rest["problems"] == []
-    assert not list((data.runs / "r1/sandboxes").glob("lego-rl-*"))
+    assert not list((data.runs / "r1/regrade/sandboxes").glob("lego-rl-*"))
 
 
 @needs_sandbox
