@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from sandbox.environments.namespace.enter import ForkTarget
 
 from .selfcontained import python_of
 
+_HOME = "lego-warm-"
 OUTPUT_LIMIT = 64 * 1024
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -101,7 +103,8 @@ async def _start(program: Path, tree: Path, timeout_s: float) -> tuple[asyncio.s
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     command = [python_of(tree), "-I", "-B", str(program), str(tree), str(_REPOSITORY), str(theirs.fileno())]
-    with tempfile.TemporaryDirectory(prefix="lego-warm-") as home, tempfile.TemporaryFile() as errors:
+    await asyncio.to_thread(_sweep_homes)
+    with tempfile.TemporaryDirectory(prefix=f"{_HOME}{os.getpid()}-") as home, tempfile.TemporaryFile() as errors:
         environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8"}
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -140,6 +143,15 @@ def _send(rollout: socket.socket, order: bytes) -> None:
         file.write(order)
         file.seek(0)
         socket.send_fds(rollout, [b"order"], [file.fileno()])
+
+
+def _sweep_homes() -> None:
+    """Remove homes that runners left which were killed while a parent of theirs was starting. Their names say whose they are."""
+    for home in Path(tempfile.gettempdir()).glob(f"{_HOME}[0-9]*-*"):
+        pid = home.name.removeprefix(_HOME).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if not Path(f"/proc/{pid}").exists() and home.lstat().st_uid == os.geteuid() and not home.is_symlink():
+                shutil.rmtree(home)
 
 
 async def _read(fd: int) -> bytes:

@@ -25,11 +25,13 @@ class Watch:
     """Pid → start time."""
     namespaces: set[tuple[str, int]] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
+    runners: set[int] = field(default_factory=set)
     host: set[tuple[str, int]] = field(default_factory=lambda: _namespaces(os.getpid()))
     mounts: set[str] = field(default_factory=lambda: _mounts())
     scratch: set[Path] = field(default_factory=lambda: set(Path("/tmp").iterdir()))  # noqa: S108
 
     def look(self, runner: int) -> None:
+        self.runners.add(runner)
         for spawner in spawners(runner):
             with contextlib.suppress(psutil.NoSuchProcess):
                 top = psutil.Process(spawner)
@@ -56,8 +58,13 @@ class Watch:
             "cgroups": sorted(group for group in self.groups if Path(group).is_dir()),
             "mounts": sorted(line for line in _mounts() - self.mounts if "lego-rl-" in line or str(self.sandboxes) in line),
             "state": sorted(str(path) for path in self.sandboxes.glob("*") if self.sandboxes.is_dir()),
-            "files": sorted(str(path) for path in set(Path("/tmp").iterdir()) - self.scratch if _ours(path)),  # noqa: S108
+            "files": sorted(str(path) for path in set(Path("/tmp").iterdir()) - self.scratch if self._ours(path)),  # noqa: S108
         }
+
+    def _ours(self, path: Path) -> bool:
+        """Left by one of our runners; the next one removes it, so the last one's at most may be there."""
+        owner = path.name.removeprefix("lego-warm-").partition("-")[0]
+        return owner.isdigit() and int(owner) in self.runners
 
 
 @dataclass
@@ -126,10 +133,6 @@ def _orphans() -> list[int]:
         if process.info["ppid"] == 1 and uids and FIRST_UID <= uids.real < FIRST_UID + 1000:
             found.append(process.info["pid"])
     return found
-
-
-def _ours(path: Path) -> bool:
-    return path.name.startswith(("lego-warm-", "soak-"))
 
 
 def _mounts() -> set[str]:
