@@ -43,7 +43,7 @@ _SETTINGS = {
 _RESERVE = 33_000
 _QUIET = {
     "background_tasks_changed", "hook_progress", "hook_response", "hook_started", "informational", "status", "task_notification",
-    "task_progress", "task_updated", "thinking_tokens",
+    "task_progress", "task_updated", "thinking_tokens", "ui_invalidate",
 }  # fmt: skip
 """Records of type `system` that hold nothing for us."""
 _FLAGS = ("-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions")

@@ -31,6 +31,7 @@ from minisweagent.run.mini import app
 app()
 """
 _CLI_SETTINGS = {
+    "IS_SANDBOX": "1",
     "MSWEA_CONFIGURED": "true",
     "MSWEA_COST_TRACKING": "ignore_errors",
     "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/mini",  # noqa: S108 -- in the sandbox

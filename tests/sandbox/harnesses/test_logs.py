@@ -31,6 +31,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "claude-code-sub": {"tool": 6, "sub_agent": 1},
     "claude-code-compact": {"tool": 7, "compaction": 3},
     "claude-code-bad": {"tool": 4, "error": 1},
+    "claude-code-bare": {"tool": 2},
     "codex-plain": PLAIN,
     "codex-sub": {"tool": 6, "sub_agent": 1},
     "codex-compact": {"tool": 7, "compaction": 2},
