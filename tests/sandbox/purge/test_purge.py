@@ -12,10 +12,17 @@ from sandbox.cli import main
 from sandbox.purge.purge import PurgeError, apply, broken, plan, read, undo
 from sandbox.tasks.onebug import generate
 from sandbox.tasks.prepare import prepare
+from server.db import Database
+from server.db.models import PlanRow, Run
+from server.events import ingest
+from server.schemas.datadir import DataDir
+from server.schemas.events import Event
 from server.schemas.outcome import Cause
 from server.schemas.runspec import Data
+from server.schemas.states import RunState
 from server.schemas.tasks import TRAIN
 from server.schemas.tasks_record import TaskRecord, TaskTrial
+from tests.support.quick_server import quick_server
 
 
 @pytest.fixture
@@ -91,3 +98,40 @@ def test_without_a_server_or_an_index_it_says_what_to_do(tasks: Path, tmp_path: 
     (tmp_path / "odd.jsonl").write_text("{}\n")
     assert "is no index of tasks" in CliRunner().invoke(main, ["purge", str(tmp_path / "odd.jsonl")]).output
     assert "is no manifest" in CliRunner().invoke(main, ["purge", "--undo", str(tmp_path / "odd.jsonl")]).output
+
+
+@pytest.mark.slow
+def test_over_a_real_server(tasks: Path, tmp_path: Path) -> None:
+    data = DataDir(tmp_path / "data")
+    lines = read(tasks)
+    bad = names(lines)[2]
+    db = Database(f"sqlite:///{data.database}")
+    data.root.mkdir()
+    db.migrate()
+    with db.write() as session:
+        session.add(PlanRow(digest="p", spec={}, provenance={}, summary="", created=0))
+        session.flush()
+        session.add(Run(run_id="r", name="r", digest="p", state=RunState.CREATED, token_sha256="", steps_expected=1, created=1))
+    bodies: list[dict[str, object]] = []
+    for task in names(lines):
+        bodies.append({"type": "group", "group_id": task, "step": 1, "phase": "train", "task": task, "harness": "h", "size": 4})
+        for sample in range(4):
+            trial = f"{task}-{sample}"
+            bodies.append({"type": "trial", "trial_id": trial, "state": "queued", "stage": "queued", "group_id": task, "sample": sample})
+            failed = {"kind": "failed", "stage": "verifier", "cause": "verifier", "detail": "no tests"}
+            scored = {"kind": "scored", "reward": 0, "termination": "completed"}
+            bodies.append({"type": "outcome", "trial_id": trial, "outcome": failed if task == bad else scored})
+    events = [Event.model_validate({"source": "trainer", "seq": n, "time": n, "body": body}) for n, body in enumerate(bodies, 1)]
+    ingest(db, "r", events)
+    db.close()
+    with quick_server(data):
+        asked = ["purge", str(tasks), "--data-dir", str(data.root)]
+        dry = CliRunner().invoke(main, asked)
+        assert f"{bad}: 4 of 4 trials failed: verifier 4" in dry.output and "1 of 6 tasks would go" in dry.output
+        assert not (tasks / "index.jsonl").exists()
+        applied = CliRunner().invoke(main, [*asked, "--apply"])
+        assert applied.exit_code == 0 and bad not in names(read(tasks))
+        assert "nothing to take out" in CliRunner().invoke(main, asked).output
+    (manifest,) = tasks.glob("*.purged.json")
+    assert CliRunner().invoke(main, ["purge", "--undo", str(manifest)]).exit_code == 0
+    assert read(tasks) == lines
