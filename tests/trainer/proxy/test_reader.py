@@ -127,3 +127,9 @@ def test_a_huge_body_is_read_and_let_go() -> None:
     body = reader.load(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
     assert body["messages"][0]["content"] == text and reader.held == 0
     assert read(body, lambda value, where: value["content"], body["messages"][0], "messages[0]") == text
+
+
+def test_a_body_of_blanks_is_let_go_too() -> None:
+    reader = Reader()
+    assert reader.load(b'{"messages":[1' + b" " * 9_000_000 + b"]}") == {"messages": [1]}
+    assert len(reader._head) + len(reader._tail) == 0

@@ -61,7 +61,7 @@ class Reader:
             body = self._grown(raw) or self._anew(raw)
         except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return load(raw)
-        if self.held > MOST_BYTES:
+        if max(self.held, len(raw)) > MOST_BYTES:
             self._forget()
         return body
 
