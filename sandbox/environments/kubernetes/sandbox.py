@@ -77,7 +77,8 @@ class PodSandbox:
         """See `backend.Sandbox`. Raises SandboxLost when the pod is gone, SandboxError when nobody said how the command ended."""
         limit = max_output if max_output is not None else self.spec.limits.output_kb << 10
         argv = command if isinstance(command, str) else list(command)
-        request = {"op": "exec", "argv": argv, "env": {**DEFAULT_ENV, **(env or {})}, "limits": [limit, limit]}
+        # The limits are root's too: a grader is root, and what it grades becomes the agent.
+        request = {"op": "exec", "argv": argv, "env": {**DEFAULT_ENV, **(env or {})}, "limits": [limit, limit], "rlimits": self._rlimits()}
         return self._result(await self._command(request, user, timeout_s, stdin or b"", cwd or self.spec.workdir))
 
     async def _command(self, request: Object, user: User, timeout_s: float | None, data: bytes, cwd: str = "/") -> Answer:

@@ -258,6 +258,8 @@ class Command:
 
 def become(request: Request) -> None:
     """The user of the request, for good. `agent` has no privilege and can gain none: the container forbids it."""
+    with open("/proc/self/oom_score_adj", "w") as file:  # the kernel shall take any command before its watchdog, a grader too
+        file.write("1000")
     for name, value in request.get("rlimits", {}).items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -266,8 +268,6 @@ def become(request: Request) -> None:
     uid = request["uid"]
     if uid:
         install = system_call_filter(request["seccomp"]) if "seccomp" in request else None
-        with open("/proc/self/oom_score_adj", "w") as file:  # the kernel shall take the agent before its watchdog
-            file.write("1000")
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)

@@ -251,7 +251,11 @@ class Node:
             if not client.closed and not drop:
                 await client.send_bytes(b"\x03" + json.dumps(_status(os.waitstatus_to_exitcode(status))).encode())
         except (SandboxError, ConnectionError):
-            pass
+            if (
+                container.sandbox._control.closed and self.containers.get(name) is container
+            ):  # its process 1 was killed: nothing else can be
+                over = {"reason": "OOMKilled", "exitCode": 137}
+                await self.fail(name, "", "", over)
         finally:
             feeding.cancel()
             for pump in pumps:
