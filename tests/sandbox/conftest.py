@@ -19,7 +19,7 @@ def docker_engine() -> Iterator[docker.TestEngine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def docker_room(docker_engine: docker.TestEngine) -> Iterator[docker.DockerRoom]:
     with docker.docker_room(docker_engine) as room:
         yield room

@@ -27,7 +27,7 @@ from .images import Prepared
 log = logging.getLogger(__name__)
 
 _TRANSFER_S = 120
-_KILLED = 137
+_KILLED, _SIGKILL = 137, 9
 _SETTLES_S = 0.3
 _USERS: dict[User, str] = {"agent": f"{AGENT}:{AGENT}", "root": "0:0"}
 _PACK = "\nimport sys\npack(sys.argv[1], sys.stdout.buffer)\n"
@@ -46,6 +46,11 @@ class Marks:
     disk_used: int = 0
     out_of_memory: int = 0
     crowded: bool = False
+
+    @property
+    def over(self) -> bool:
+        """We ended it, or are about to."""
+        return self.killed or self.disk_full or self.cpu_exceeded
 
 
 class DockerSandbox:
@@ -107,6 +112,8 @@ class DockerSandbox:
             # Its end of the stream tells a program that goes on (we were cancelled) to stop.
             await asyncio.shield(stream.close())
         end = ran.ended or await self._unheard(number, ran, stream.errors)
+        if _exit_code(end.status) == -_SIGKILL and self.marks.over and not end.timed_out:
+            raise _lost(ran)  # with everything else, and the program that started it was a little later
         stdout, stderr = bytes(ran.stdout), bytes(ran.stderr)
         return ExecResult(stdout, stderr, _exit_code(end.status), end.timed_out, end.truncated)
 
@@ -116,9 +123,7 @@ class DockerSandbox:
         if found.get("ExitCode") == _KILLED:
             await asyncio.sleep(_SETTLES_S)  # with the whole container, perhaps: its state is told a little later
         if self.marks.killed or not (await self._engine.call(collect.state, self._engine.api, self.container)).get("Running"):
-            lost = SandboxLost("the container is not running any more")
-            lost.stdout = bytes(ran.stdout)
-            raise lost
+            raise _lost(ran)
         code = found.get("ExitCode")
         words = (errors or ran.noise).decode(errors="replace").strip()[-300:]
         if found.get("Running") or code is None:
@@ -238,6 +243,12 @@ class DockerSandbox:
             await self._engine.call(collect.remove, self._engine.api, self.container)
         except EngineLost as error:
             log.warning("container %s stays until it is swept: %s", self.container[:12], error)
+
+
+def _lost(ran: launch.Ran) -> SandboxLost:
+    lost = SandboxLost("the container is not running any more")
+    lost.stdout = bytes(ran.stdout)
+    return lost
 
 
 def _exit_code(status: int) -> int:

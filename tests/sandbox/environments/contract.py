@@ -100,7 +100,7 @@ def _in_namespaces(body: Body, mode: Any, request: pytest.FixtureRequest) -> Non
 
 
 def _in_docker(body: Body, where: str, request: pytest.FixtureRequest) -> None:
-    """All tests of a module share one host and its loop, as all trials of a runner do."""
+    """All tests share one host and its loop, as all trials of a runner do."""
     shared: DockerRoom = request.getfixturevalue("docker_room")
     with tempfile.TemporaryDirectory(prefix="contract-") as directory:
         shared.runner.run(body(Place(shared.host, Path(directory), where, shared.settings.image)))
