@@ -49,7 +49,7 @@ class PodSandbox:
         self._cluster = cluster
         self._numbers = itertools.count()
         self._gate: gates.PodGate | None = None
-        self._crowded = False
+        self._crowded = self._starved = False
         self._killed = False
         self._destroyed = False
         self._counted: dict[str, Any] = {}
@@ -127,9 +127,12 @@ class PodSandbox:
         if end is None and not self._killed:
             with contextlib.suppress(TimeoutError, SandboxLost):
                 end = await self._cluster.pods.wait(self.name, lambda pod: _end_of(pod), _NEWS_S)
-        if end is None and not self._killed:
+        starved = isinstance(lost, LostStatus) and lost.killed
+        self._starved = self._starved or (starved and not self._killed)
+        if end is None and not self._killed and not starved:
             return lost
-        gone = SandboxLost(f"the pod is gone: {end.words}" if end else "the sandbox was killed")
+        words = "the sandbox is out of memory: not even our own program can run in it" if starved else "the sandbox was killed"
+        gone = SandboxLost(f"the pod is gone: {end.words}" if end else words)
         gone.stdout = lost.stdout if isinstance(lost, LostStatus) else b""
         return gone
 
@@ -248,7 +251,7 @@ class PodSandbox:
             cpu_s=cpu_s,
             cpu_exceeded=cpu_s > limits.cpu_s,
             memory_peak=int(counted.get("memory_peak", 0)),
-            out_of_memory=max(int(counted.get("out_of_memory", 0)), int(end is not None and end.out_of_memory)),
+            out_of_memory=max(int(counted.get("out_of_memory", 0)), int(self._starved or (end is not None and end.out_of_memory))),
             process_limit_hits=max(int(counted.get("process_limit_hits", 0)), int(self._crowded or counted.get("at_process_limit", False))),
             disk_used=int(counted.get("disk_used", 0)),
             disk_full=(end is not None and end.disk_full) or bool(counted.get("disk_full")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ _BLOCK = 1 << 15
 _SILENCE_S = 6 * BEAT_S
 _ERRORS_KEPT = 4096
 _TRIES, _PAUSE_S = 5, 0.2
+_KILLED = re.compile(r"\b(exit code:?|exit status:?|code:) 137\b|signal: killed")
 # Reads the texts of our modules and runs them. Nothing else is in the address of the request, which API servers log: no command, no secret.
 _BOOT = """
 import os
@@ -47,9 +49,11 @@ modules[0]["main"](modules[1], texts[2])
 class LostStatus(SandboxError):
     """The connection or the process at its other end went away before it said how the command ended."""
 
-    def __init__(self, message: str, stdout: bytes) -> None:
+    def __init__(self, message: str, stdout: bytes, killed: bool = False) -> None:
         super().__init__(message)
         self.stdout = stdout
+        self.killed = killed
+        """By SIGKILL: nobody in a pod may do that to a process of root, so the kernel did, for want of memory."""
 
 
 @dataclass
@@ -91,7 +95,8 @@ async def ask(api: Api, pod: str, python: str, request: Mapping[str, Any], data:
         await socket.close()
     if reader.answer.end is None:
         words = reader.errors.decode(errors="replace").strip() or reader.status or "the connection closed"
-        raise LostStatus(f"pod {pod}: nobody said how the command ended: {words[-500:]}", bytes(reader.answer.stdout))
+        killed = _KILLED.search(reader.status) is not None
+        raise LostStatus(f"pod {pod}: nobody said how the command ended: {words[-500:]}", bytes(reader.answer.stdout), killed)
     if "error" in reader.answer.end:
         error = SandboxError(f"pod {pod}: {reader.answer.end['error']}")
         error.errno = reader.answer.end["errno"]
