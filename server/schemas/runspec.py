@@ -291,6 +291,13 @@ class Cluster(_Section):
     gpus_per_node: int = Field(default=1, ge=1)
     ray: Annotated[str, Field(pattern=r"^(local|auto|[\w.-]+:\d+)$")] = "local"
     """`local`: a Ray cluster of the run's own, on one node; `auto` or `HOST:PORT`: one that exists and stays."""
+    jobs: str = "http://127.0.0.1:8265"
+    """Ray's Jobs API, for `trainer.launcher: ray`."""
+
+    @property
+    def gpus(self) -> bool:
+        """Whether it asks for more than one machine can do without GPUs."""
+        return (self.nodes, self.rollout_nodes, self.gpus_per_node) != (1, 0, 1)
 
     @model_validator(mode="after")
     def _nodes_are_joined(self) -> Cluster:
@@ -318,6 +325,8 @@ class Trainer(_Section):
     micro_batch: int | None = Field(default=None, ge=1)
     """Sequences per forward pass of one GPU; by default as many as make a batch of tokens."""
     cluster: Cluster = Cluster()
+    launcher: Literal["process", "ray"] = "process"
+    """`ray`: the trainer is a job of the Ray cluster behind `cluster.jobs`; the run's directory lies at the same path there."""
     start: Literal["plain", "warm_fork"] = "plain"
     """`warm_fork`: workers are forked from one process that has imported the stack; `plain` is the fallback."""
     evaluation: Evaluation = Evaluation()
@@ -361,7 +370,7 @@ class RunSpec(_Section):
         trainer, engine = self.trainer, self.rollout.engine
         if (trainer.device == "cpu") != (engine == "cpu"):
             raise ValueError(f"rollout.engine {engine} does not go with trainer.device {trainer.device}: use cpu with cpu, vllm with cuda")
-        if trainer.device == "cpu" and (trainer.backend != "fsdp2" or trainer.cluster != Cluster() or trainer.parallel != Parallel()):
+        if trainer.device == "cpu" and (trainer.backend != "fsdp2" or trainer.cluster.gpus or trainer.parallel != Parallel()):
             raise ValueError("trainer.device cpu trains on one machine with backend fsdp2: leave cluster and parallel out, or use cuda")
         if trainer.device == "cuda" and (trainer.schedule == "async") != (trainer.cluster.rollout_nodes > 0):
             raise ValueError(
@@ -370,6 +379,8 @@ class RunSpec(_Section):
         able = {"fsdp2": ("sequence",), "veomni": ("sequence", "expert"), "megatron": ("tensor", "expert", "context", "pipeline")}
         if beyond := trainer.parallel.beyond(*able[trainer.backend]):
             raise ValueError(f"trainer.parallel.{beyond[0]}: {trainer.backend} splits by {', '.join(able[trainer.backend])} only")
+        if trainer.launcher == "ray" and (trainer.cluster.ray == "local" or trainer.start != "plain"):
+            raise ValueError("trainer.launcher ray: the job uses its own cluster and plain workers: set cluster.ray: auto and start: plain")
         gpus = trainer.cluster.nodes * trainer.cluster.gpus_per_node
         ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
         if gpus % ways:

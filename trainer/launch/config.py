@@ -13,6 +13,7 @@ from server.schemas.rundir import RunDir
 from server.schemas.runspec import Kind, RunSpec
 from server.schemas.tasks import HELD_OUT, TRAIN
 
+from . import environment
 from .backends import backend_settings, engine_settings
 from .learning import objective_settings, schedule_settings
 
@@ -160,6 +161,9 @@ def _machine(spec: RunSpec, place: Place) -> dict[str, Any]:
     }
     if spec.trainer.cluster.ray == "local":
         settings |= _own_ray(spec, place)
+    else:  # its workers have the environment of their node, not ours
+        variables = environment.settings(spec.trainer.device)
+        settings |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in variables.items()}
     if place.py_executable is not None:
         settings["ray_kwargs.ray_init.runtime_env.py_executable"] = str(place.py_executable)
     return settings

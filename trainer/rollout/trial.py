@@ -93,7 +93,7 @@ class TrialRoom:
 
     async def _rollout(self, group: Group, sample: int, trial_id: str) -> Rollout:
         key = secrets.token_urlsafe(32)
-        url = await self.proxy.open(trial_id, key, self._sampling(), rollout_limits(self.spec), group.harness)
+        url = await self.proxy.open(trial_id, key, self._sampling(group.phase), rollout_limits(self.spec), group.harness)
         try:
             view = await self.runner.run(self._request(group, trial_id, url, key))
         finally:
@@ -112,9 +112,10 @@ class TrialRoom:
         trained = samples if isinstance(outcome, Scored) else []
         return Rollout(trial_id, sample, outcome, trained, record.sampled_tokens, capture.policy_turns)
 
-    def _sampling(self) -> Sampling:
-        rollout = self.spec.rollout
-        return Sampling(temperature=rollout.temperature, max_tokens=rollout.max_new_tokens, stop_token_ids=self.stop_token_ids)
+    def _sampling(self, phase: Phase) -> Sampling:
+        rollout, evaluation = self.spec.rollout, self.spec.trainer.evaluation
+        temperature = (evaluation.temperature if phase is Phase.EVAL else None) or rollout.temperature
+        return Sampling(temperature=temperature, max_tokens=rollout.max_new_tokens, stop_token_ids=self.stop_token_ids)
 
     def _request(self, group: Group, trial_id: str, url: str, key: str) -> TrialRequest:
         return TrialRequest(

@@ -98,6 +98,8 @@ OURS = {
     "trainer.evaluation.rollouts": "the rollout manager",
     "trainer.evaluation.temperature": "the rollout manager",
     "trainer.start": "the launcher",
+    "trainer.launcher": "the launcher",
+    "trainer.cluster.jobs": "the launcher",
     "trainer.schedule": "the choice of trainer",
     "trainer.staleness": "the rollout manager",
     "rollout.top_p": "refused unless off",
