@@ -166,12 +166,12 @@ class Rendering:
         return _spell_out(_split(rendered, len(known), len(messages)), [self._shield.encode(text) for text in texts])
 
     def _brief(self, sampled: list[int]) -> list[int]:
-        """Without the ordinary tokens that cannot matter to a bridge: it asks whether the turn begins with a header or its reasoning, and
-        where marks and ends are."""
-        first, rest = sampled[:BEGINNING], sampled[BEGINNING:]
+        """Without the ordinary tokens that cannot matter to a bridge: it asks whether the turn begins with a header or its reasoning,
+        where marks and ends are, and whether anything follows the last of them."""
+        first, rest, last = sampled[:BEGINNING], sampled[BEGINNING:-1], sampled[max(BEGINNING, len(sampled) - 1) :]
         if self.marks is None or self.marks.think in rest:
             return sampled
-        return first + [token for token in rest if token in self._added]
+        return first + [token for token in rest if token in self._added] + last
 
     def splice(self, bridged: Rendered, messages: Sequence[Message], tools: Tools, position: int) -> Rendered:
         """Behind a sampled turn, messages among which are assistant messages that were not sampled there: `bridged` holds those up to
