@@ -39,6 +39,12 @@ def kind(spec: RunSpec, facts: Facts) -> Iterator[Check]:
         yield error("kind", "kind", f"runs of kind {spec.kind} are not there yet", "use kind: train or eval")
 
 
+def device(spec: RunSpec, facts: Facts) -> Iterator[Check]:
+    if spec.trainer.device != "cpu":
+        message = "training on GPUs is laid out (`rl plan`) but not run yet: its workers and its vLLM client were never tried on one"
+        yield error("device", "trainer.device", message, "use trainer.device: cpu with rollout.engine: cpu")
+
+
 def paths(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     for name, fact in facts.paths.items():
         section, field = name.split(".")
@@ -258,7 +264,7 @@ def grading(spec: RunSpec, facts: Facts) -> Iterator[Check]:
     yield from _rewards("noop", found.noop, 0, "doing nothing")
 
 
-RULES = (kind, paths, ports, memory, disk, rooms, model, sampling, routes, trained_with, context, harnesses, grading)
+RULES = (kind, device, paths, ports, memory, disk, rooms, model, sampling, routes, trained_with, context, harnesses, grading)
 
 
 def _complete(room: Room) -> bool:

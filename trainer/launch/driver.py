@@ -71,6 +71,8 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     spec = file.spec
     if spec.kind is Kind.INFER:
         raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train' or 'eval'")
+    if spec.trainer.device != "cpu":
+        raise FinalError("trainer.device cuda is laid out (`rl plan`) but not run yet: use cpu, with rollout.engine: cpu")
     if spec.rollout.top_p < 1 or spec.rollout.top_k:
         raise FinalError("rollout.top_p and top_k: the trainer's ratios are those of the whole distribution; set top_p: 1 and top_k: 0")
     model = _model(spec.model.path)

@@ -51,6 +51,12 @@ def test_on_a_sound_machine_all_is_well() -> None:
     assert {check.code for check in checks} == codes
 
 
+def test_a_run_on_gpus_is_not_promised() -> None:
+    spec = resolve({"extends": "single-node"}).spec
+    (refused,) = (check for check in checked(SOUND, spec) if check.code == "device")
+    assert (refused.level, refused.where) == (Level.ERROR, "trainer.device") and "`rl plan`" in refused.message
+
+
 def test_an_evaluation_repeats_the_history_policy_of_training() -> None:
     before = TrainedWith(renderer="qwen3", thinking=True, history="strip", harnesses=["mini-swe-agent"], run_id="r-1", step=8)
     facts = replace(SOUND, model=Answer(MODEL.model_copy(update={"trained_with": before})))
