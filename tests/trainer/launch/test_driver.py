@@ -13,7 +13,7 @@ import pytest
 
 from server.schemas.events import RunStateBody
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
-from server.schemas.runspec import Data, Harness, Kind, Model, Reporting, Rollout, RunSpec
+from server.schemas.runspec import Data, Harness, Kind, Model, Reporting, Rollout, RunSpec, Trainer
 from server.schemas.states import RunState
 from tests.trainer.support.fake_server import FakeServer
 from trainer.launch import FINAL, FinalError, driver
@@ -69,6 +69,12 @@ def test_a_policy_that_does_not_ship(tmp_path: Path, server: FakeServer) -> None
 def test_a_path_that_is_no_checkpoint(tmp_path: Path, server: FakeServer) -> None:
     code, output = launch(tmp_path, server, SPEC.model_copy(update={"model": Model(path=str(tmp_path / "nothing"))}))
     assert code == FINAL and "is no checkpoint directory" in output
+
+
+def test_a_device_that_is_only_planned_for(tmp_path: Path, server: FakeServer) -> None:
+    trainer, rollout = Trainer(device="cuda"), Rollout(engine="vllm")
+    code, output = launch(tmp_path, server, SPEC.model_copy(update={"trainer": trainer, "rollout": rollout}))
+    assert code == FINAL and output.startswith("failed: trainer.device cuda is laid out (`rl plan`) but not run yet")
 
 
 def test_a_kind_that_is_not_trained(tmp_path: Path, server: FakeServer) -> None:
