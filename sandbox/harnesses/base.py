@@ -122,6 +122,7 @@ class HarnessAgent(BaseAgent):
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         """One exception class for all that goes wrong: Harbor decides by class name whether there is something to grade."""
         assert isinstance(environment, TrialEnvironment)  # noqa: S101 -- the runner names the class
+        context.model_usage = {}  # what is not there Harbor reads from a file that the agent may write, and ends the trial over it
         watch = self.rollout.launcher.watch
         try:
             async with watch(environment.sandbox) if watch else contextlib.nullcontext():

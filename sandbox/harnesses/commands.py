@@ -104,7 +104,12 @@ def harness_verify(names: tuple[str, ...], only_bytes: bool, runs: int, store: S
     wanted = _named(names)
     states = [_state(store, PINS[name], deep=True) for name in wanted]
     if not names:
+        for row in states:
+            if row["state"] == "missing":
+                click.echo(f"{row['name']} {row['version']} is not installed and left out", err=True)
         states = [row for row in states if row["state"] != "missing"]
+    if not states:
+        raise click.ClickException("no harness is installed: `rl harness install` does")
     if only_bytes or any(row["problem"] for row in states):
         lines = (row["problem"] or f"{row['name']} {row['version']} is as it was published" for row in states)
         click.echo(json.dumps(states) if as_json else "\n".join(lines))

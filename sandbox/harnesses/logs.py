@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,9 @@ from server.schemas.harnesslog import EVENTS, TEXT, HarnessLog, LogEvent, LogEve
 READ_BYTES = 64 << 20
 """Of all files of one log together."""
 LINE_BYTES = 8 << 20
+"""Of one record, a line or a whole `.json` file: what is read becomes objects of twenty times its size."""
+RECORDS = 50_000
+"""Of all files of one log together; a run of two hundred turns leaves some thousand."""
 FILES = 64
 
 
@@ -129,15 +133,15 @@ def read_log(
 
     A `.json` file is one record, any other file has one on each line. `note` returns whether it knows the kind of record.
     """
-    book, left, found = LogBook(), READ_BYTES, False
+    book, left, records, found = LogBook(), READ_BYTES, RECORDS, False
     book.log.exit_code = exit_code
     for path in sorted({path for pattern in patterns for path in directory.glob(pattern)})[:FILES]:
         if (descriptor := _regular(path, directory)) is None:
             continue
         found = True
         with open(descriptor, "rb") as file:  # noqa: PTH123 -- a descriptor
-            for record in [file.read(left)] if path.suffix == ".json" else _lines(file, left):
-                left -= len(record)
+            for record in [file.read(min(LINE_BYTES, left))] if path.suffix == ".json" else islice(_lines(file, left), records):
+                left, records = left - len(record), records - 1
                 _take(record, book, note)
             book.log.truncated |= bool(file.read(1))
     if exit_code and not any(event.kind is LogEventKind.ERROR for event in book.log.events) and (words := _last_words(directory)):

@@ -154,9 +154,14 @@ def _serve(control: socket.socket, config: dict[str, Any], enter: Any, import_pa
                     _tell(rollout, str(status))
                     rollout.close()
                     continue
-                data, (rollout_fd, output), _, _ = socket.recv_fds(control, 64, 2)
+                data, descriptors, _, _ = socket.recv_fds(control, 64, 2)
                 if not data:
                     return
+                if len(descriptors) != 2:  # this process is at its limit: one start fails, the others live on
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    continue
+                rollout_fd, output = descriptors
                 rollout = socket.socket(fileno=rollout_fd)
                 pid = _fork(enter, rollout, output, import_path, config)
                 os.close(output)

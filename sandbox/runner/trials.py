@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sandbox.harnesses.base import HarnessAgent
 from sandbox.harnesses.logs import read_log
 from server.schemas.events import ArchiveBody, StageTimingBody, TrialBody
 from server.schemas.harnesslog import HarnessLog
@@ -82,6 +83,7 @@ class Trials:
         self._root = root
         self._reporter = reporter
         self._slots = asyncio.Semaphore(room.spec.sandbox.concurrency)
+        self._reading = asyncio.Lock()
         self._trials: dict[str, LiveTrial] = {}
         self.closed = ""
         """Why no trial is accepted any more."""
@@ -141,14 +143,22 @@ class Trials:
             outcome, attempt = await self._attempts(trial)
             directory, agent = self._room.trials / attempt.name, self._room.agents[trial.request.harness]
             artifacts = await asyncio.to_thread(_artifacts, self._root, directory, attempt.archived)
-            log_facts = await asyncio.to_thread(read_log, directory / "agent", agent.reads, agent.note, attempt.exit_code)
-            trial.finish(outcome, attempt.exit_code, artifacts, log_facts)
+            trial.finish(outcome, attempt.exit_code, artifacts, await self._log_facts(directory / "agent", agent, attempt.exit_code))
         except asyncio.CancelledError:
             trial.finish(decide(Facts(stage=trial.view.stage, cancelled=True, error="cancelled on request")), None, [])
         except Exception as error:
             log.exception("trial %s", trial.request.trial_id)
             detail = f"the runner failed: {type(error).__name__}: {error}"
             trial.finish(Failed(stage=trial.view.stage, cause=Cause.RUNNER_LOST, detail=detail), None, [])
+
+    async def _log_facts(self, directory: Path, agent: type[HarnessAgent], exit_code: int | None) -> HarnessLog | None:
+        """One log at a time: each may take half a gigabyte while it is read."""
+        async with self._reading:
+            try:
+                return await asyncio.to_thread(read_log, directory, agent.reads, agent.note, exit_code)
+            except Exception:  # an adapter of anybody's read what an agent may have written: the outcome stands without it
+                log.exception("cannot read the harness's log in %s", directory)
+                return None
 
     async def _attempts(self, trial: LiveTrial) -> tuple[Scored | Failed, Attempt]:
         """The last attempt and what it came to. Only set-up stages are tried again."""

@@ -117,3 +117,12 @@ def test_the_command_line_lists_runtimes(tmp_path: Path) -> None:
     names = ["mini-swe-agent", "claude-code", "opencode", "openhands", "codex", "terminus-2"]
     assert [row["name"] for row in rows if not row["installed"]] == names
     assert "harness install" in rows[0]["problem"]
+
+
+def test_to_verify_nothing_is_no_success(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["harness", "verify", "--runtimes", str(tmp_path), "--json"])
+    assert result.exit_code == 1
+    assert (
+        "no harness is installed: `rl harness install` does" in result.output
+        and "codex 0.171.0 is not installed and left out" in result.output
+    )

@@ -78,10 +78,12 @@ name=$(printf 'x%.0s' $(seq 200))
 for i in $(seq 60); do mkdir -p $name && cd $name; done
 echo 1 > f
 """
+BREAKS_ITS_LOG = r"printf '\377' > /logs/agent/trajectory.json"
+"""Harbor reads that file for its own statistics, and takes an encoding for granted."""
 EATS_MEMORY = "python3 -c 'x = bytearray(400_000_000)'; true"
 
 
-@pytest.mark.parametrize("script", [FILLS_THE_DISK, TREE_TOO_DEEP, EATS_MEMORY])
+@pytest.mark.parametrize("script", [FILLS_THE_DISK, TREE_TOO_DEEP, BREAKS_ITS_LOG, EATS_MEMORY])
 def test_an_agent_that_breaks_its_sandbox_does_not_escape_its_zero(script: str) -> None:
     async def body(room: Room) -> None:
         outcome = decide((await play(room, script))[0])

@@ -16,6 +16,7 @@ from harbor.models.trajectories.trajectory import Trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sandbox.harnesses import logs as logs_module
 from sandbox.harnesses.base import HarnessAgent
 from sandbox.harnesses.logs import LINE_BYTES, Entry, LogBook, read_log, short
 from sandbox.harnesses.pins import PINS
@@ -214,6 +215,17 @@ def test_a_log_without_end_is_bounded(tmp_path: Path) -> None:
     assert found is not None and found.turns == 3
     assert (len(found.events), found.dropped) == (EVENTS, 7)
     assert all(len(event.name) == TEXT for event in found.events)
+
+
+def test_a_log_of_too_many_records_or_one_too_large_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read becomes objects of twenty times its size, in the process that all trials share."""
+    monkeypatch.setattr(logs_module, "RECORDS", 10)
+    monkeypatch.setattr(logs_module, "LINE_BYTES", 1000)
+    (tmp_path / "a.jsonl").write_text("{}\n" * 25)
+    (tmp_path / "b.json").write_text(json.dumps({"x": "y" * 2000}))
+    read = read_log(tmp_path, ["*.json*"], lambda entry, book: False)
+    assert read is not None and read.truncated
+    assert (read.unknown, read.malformed) == (10, 1)
 
 
 def test_the_last_words_of_a_harness_that_failed_without_a_reason(tmp_path: Path) -> None:
