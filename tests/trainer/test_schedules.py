@@ -73,8 +73,8 @@ def test_an_asynchronous_run_trains_what_it_may_and_says_what_it_drops(bare_worl
     assert lagged and all(m["lego/fidelity/lagged/mean_abs"] > 10 * m["lego/fidelity/mean_abs"] for m in lagged)
 
     # Turns went on behind the weight update that interrupted them, and their rollouts were trained. Behind it the engine routed the whole
-    # context anew, so the replayed routes, which are those of the first pass, leave a difference that is known: .02 nats in the mean over some
-    # tens of tokens, where an engine that had lost its place would be off by whole nats.
+    # context anew, so the replayed routes, which are those of the first pass, leave a difference that is known: .02 nats in the mean over
+    # some tens of tokens, where an engine that had lost its place would be off by whole nats.
     assert sum(m["lego/engine/resumed"] for m in steps) > 0
     across = [m for m in steps if m["lego/lag/rollouts_across"]]
     assert across and all(m["lego/fidelity/across/mean_abs"] < 0.1 for m in across)
