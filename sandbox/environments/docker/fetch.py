@@ -92,7 +92,10 @@ def copy_out(api: Any, image: str, path: str, target: Path) -> None:
 
 
 def _kept(member: tarfile.TarInfo, directory: str) -> tarfile.TarInfo:
-    """Nothing is written outside. Links may lead anywhere: nobody on this machine follows them."""
+    """Nothing is written outside, and no name is given to a file outside. Symbolic links may lead anywhere: nobody on this machine follows
+    them."""
     kept = tarfile.tar_filter(member, directory)
+    if member.islnk():
+        tarfile.tar_filter(member.replace(name=member.linkname, deep=False), directory)
     kept.uid, kept.gid, kept.uname, kept.gname = os.getuid(), os.getgid(), "", ""
     return kept

@@ -166,7 +166,7 @@ def _make(api: Any, wanted: dict[str, Any], confined: dict[str, Any], name: str)
     container: str = api.create_container(**wanted, host_config=confined, name=name)["Id"]
     try:
         api.start(container)
-    except BaseException:
+    except BaseException:  # also the end of this process's thread: a container that nobody waits for must not stay
         collect.remove(api, container)
         raise
     return container

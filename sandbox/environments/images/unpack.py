@@ -166,7 +166,7 @@ class _Unpacker:
                     inner = os.open(name, _DIRECTORY, dir_fd=fd)
                 os.close(fd)
                 fd = inner
-        except BaseException:
+        except BaseException:  # whatever ends the walk, its last directory is open and nobody else knows of it
             os.close(fd)
             raise
         self._parent, self._parent_fd = path, fd
