@@ -2,6 +2,7 @@
 
 SandboxError         could not do what was asked; the sandbox may go on
 ├── SandboxLost      the sandbox, or what runs it, is gone
+├── NotStarted       a command was never started in it
 └── ImageError       its image is missing or cannot be used
 """
 
@@ -19,6 +20,10 @@ class SandboxLost(SandboxError):
 
     stdout = b""
     """What the command that was running had printed until then."""
+
+
+class NotStarted(SandboxError):
+    """A command was never started, so nothing of it ran: there was no place for a process, or the way into the sandbox did not open."""
 
 
 class ImageError(SandboxError):

@@ -20,7 +20,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 from sandbox.environments.backend import Sandbox
-from sandbox.environments.errors import SandboxError
+from sandbox.environments.errors import NotStarted, SandboxError
 from sandbox.integrity.environment import TrialEnvironment
 from server.schemas.runspec import Harness
 from server.schemas.trials import ProxyEndpoint
@@ -39,6 +39,10 @@ _TO_LOGS = f'exec "$@" >{AGENT_LOGS}/{STREAM} 2>{AGENT_LOGS}/stderr.log'
 
 class HarnessError(Exception):
     """The harness could not be run, through no doing of its own or the policy's."""
+
+
+class HarnessNotStarted(HarnessError):
+    """Its process never came to be: no model was asked, and nothing of the policy's ran."""
 
 
 @dataclass(slots=True)
@@ -143,9 +147,17 @@ class HarnessAgent(BaseAgent):
 
     async def start(self, environment: TrialEnvironment, argv: Sequence[str], env: Mapping[str, str], stdin: str) -> None:
         """Run a program of the harness to its end, its output in the agent's logs."""
+        await self.start_bare(environment, ["/bin/sh", "-c", _TO_LOGS, self.name(), *argv], env, stdin.encode())
+
+    async def start_bare(self, environment: TrialEnvironment, argv: Sequence[str], env: Mapping[str, str], stdin: bytes) -> bytes:
+        """Run a program of the harness to its end; what it printed."""
         self.rollout.on_start()
-        command = ["/bin/sh", "-c", _TO_LOGS, self.name(), *argv]
-        self.exit_code = (await environment.sandbox.exec(command, env=env, stdin=stdin.encode())).return_code
+        try:
+            result = await environment.sandbox.exec(argv, env=env, stdin=stdin)
+        except NotStarted as error:
+            raise HarnessNotStarted(str(error)) from error
+        self.exit_code = result.return_code
+        return result.stdout + result.stderr
 
     def api_url(self, environment: TrialEnvironment, suffix: str) -> str:
         """The rollout's address at the proxy as the sandbox sees it: through the gate, with the rollout's path."""

@@ -92,10 +92,7 @@ class MiniSweAgent(HarnessAgent):
         command += ["-y", "--exit-immediately", "-l", "0", "-c", "mini.yaml", "-o", _TRAJECTORY]
         command += ["-c", f"model.model_kwargs.api_base={self.api_url(environment, '/v1')}"]
         env = _CLI_SETTINGS | {"OPENAI_API_KEY": self.rollout.proxy.key.get_secret_value()}
-        self.rollout.on_start()
-        result = await environment.sandbox.exec(command, env=env, stdin=instruction.encode())
-        self.exit_code = result.return_code
-        (self.logs_dir / "harness.log").write_bytes(result.stdout + result.stderr)
+        (self.logs_dir / "harness.log").write_bytes(await self.start_bare(environment, command, env, instruction.encode()))
 
     @classmethod
     @override

@@ -11,10 +11,7 @@ from .base import HarnessAgent
 
 class _ShellAgent(HarnessAgent):
     async def _shell(self, environment: TrialEnvironment, script: bytes) -> None:
-        self.rollout.on_start()
-        result = await environment.sandbox.exec(["/bin/bash", "-s"], stdin=script)
-        self.exit_code = result.return_code
-        (self.logs_dir / "harness.log").write_bytes(result.stdout + result.stderr)
+        (self.logs_dir / "harness.log").write_bytes(await self.start_bare(environment, ["/bin/bash", "-s"], {}, script))
 
 
 class Oracle(_ShellAgent):

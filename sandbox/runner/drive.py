@@ -20,7 +20,7 @@ from harbor.trial.trial import Trial
 
 from sandbox.environments.errors import ImageError, SandboxLost
 from sandbox.environments.harbor_env import WORKDIR
-from sandbox.harnesses.base import HarnessAgent, Launcher, Rollout
+from sandbox.harnesses.base import HarnessAgent, HarnessNotStarted, Launcher, Rollout
 from sandbox.integrity.environment import AgentBrokeTree, TrialEnvironment
 from sandbox.integrity.grade import CHECK_SECONDS, RUNS, VERDICT_FILE
 from sandbox.integrity.verdict import Verdict
@@ -36,7 +36,11 @@ _ENVIRONMENT = "sandbox.integrity.environment:TrialEnvironment"
 _GRADER = "sandbox.integrity.grade:Grader"
 _TIMEOUTS = {"AgentTimeoutError", "AgentSetupTimeoutError", "EnvironmentStartTimeoutError", "VerifierTimeoutError"}
 # Harbor grades after errors that it does not know. We decide by facts, so after any error of ours there is nothing to grade.
-_UNGRADED = ("HarnessError", "AgentBrokeTree", "SandboxError", "SandboxLost", "ImageError")
+# (What the agent did to its own sandbox is graded after all: see `Attempt._seal`.)
+_UNGRADED = ("HarnessError", "HarnessNotStarted", "AgentBrokeTree", "SandboxError", "SandboxLost", "ImageError")
+_ENDED_BY_AGENT = ("AgentTimeoutError", "HarnessError")
+"""How a trial ends in which the agent took its harness, or all the time, with it."""
+_ENDED_AGENT = (*_ENDED_BY_AGENT, "HarnessNotStarted")
 
 
 class Observer(Protocol):
@@ -128,7 +132,7 @@ class Attempt:
             trial.add_hook(TrialEvent.AGENT_START, self._hook(lambda: self._enter(Stage.AGENT)))
             trial.add_hook(TrialEvent.VERIFICATION_START, self._hook(lambda: self._enter(Stage.VERIFIER)))
 
-            trial.add_hook(TrialEvent.AGENT_END, self._hook(lambda: self._enter(Stage.COLLECT), environment.seal))
+            trial.add_hook(TrialEvent.AGENT_END, self._hook(lambda: self._enter(Stage.COLLECT), lambda: self._seal(trial, environment)))
             result = await trial.run()
         except Exception as error:  # noqa: BLE001 -- Harbor raises anything; whatever it is, this trial failed and the others go on
             stage = Stage.IMAGE if isinstance(error, ImageError) and self.stage is Stage.SANDBOX_SETUP else self.stage
@@ -152,12 +156,24 @@ class Attempt:
             max_output_tokens=self.room.spec.rollout.max_new_tokens,
         )
 
+    async def _seal(self, trial: Trial, environment: TrialEnvironment) -> None:
+        """An agent that broke its own sandbox is graded on what can be collected, also where its harness or its time ended so."""
+        await environment.seal()
+        if environment.fault and self.started:
+            graded = ErrorPolicyOverride(should_grade=True)
+            trial.config.override_error_policy = {
+                **(trial.config.override_error_policy or {}),
+                "AgentTimeoutError": graded,
+                "HarnessError": graded,
+            }
+
     def _facts(self, result: TrialResult, fault: str) -> Facts:
         error = result.exception_info
         kind = error.exception_type if error else ""
         words = f"{kind}: {error.exception_message}" if error else ""
-        timed_out = kind in _TIMEOUTS
-        stage = Stage.AGENT if kind in ("AgentTimeoutError", "HarnessError") else self.stage if error else Stage.DONE
+        broken = bool(fault) and self.started and kind in _ENDED_BY_AGENT  # by the agent itself
+        timed_out = kind in _TIMEOUTS and not broken
+        stage = Stage.AGENT if kind in _ENDED_AGENT and not broken else self.stage if error else Stage.DONE
         if kind == ImageError.__name__ and stage is Stage.SANDBOX_SETUP:
             stage = Stage.IMAGE
         graded = stage in (Stage.DONE, Stage.VERIFIER) or (kind == "AgentTimeoutError" and self.room.spec.capture.timeout == "grade")
@@ -165,7 +181,7 @@ class Attempt:
             stage=stage,
             error=words,
             timed_out=timed_out,
-            harness_started=self.started,
+            harness_started=self.started and kind != HarnessNotStarted.__name__,
             lost=kind == SandboxLost.__name__,
             fault=fault,
             tree_broken=words if kind == AgentBrokeTree.__name__ else "",

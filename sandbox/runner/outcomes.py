@@ -26,7 +26,7 @@ class Facts:
     lost: bool = False
     """The process that owns the sandboxes is gone, and everything in them."""
     fault: str = ""
-    """What the agent did to its own sandbox (out of memory, disk full, …)."""
+    """What the agent did to its own sandbox (out of memory, disk full, …). It is no failure of the stage: what was left is graded."""
     tree_broken: str = ""
     """Why nothing could be collected, by the agent's doing."""
     verdict: Verdict | None = None
@@ -53,8 +53,6 @@ def decide(facts: Facts) -> Scored | Failed:
             return _failed(facts, Cause.RUNNER_LOST)
         case Stage.AGENT if not facts.harness_started:
             return _failed(facts, Cause.AGENT_SETUP)
-        case Stage.AGENT if facts.fault:  # out of memory in the harness itself may look like a time-out or a lost sandbox
-            return Scored(reward=0, termination=Termination.AGENT_FAULT, detail=facts.fault)
         case Stage.AGENT:
             return _failed(facts, Cause.AGENT_TIMEOUT if facts.timed_out else Cause.RUNNER_LOST)
     timed_out = facts.timed_out or (facts.verdict is not None and facts.verdict.grade is Grade.TIMEOUT)

@@ -21,8 +21,7 @@ SCORED = [
     (facts(Stage.DONE, Grade.PASSED, harness_started=True, fault="disk full"), 1, Termination.AGENT_FAULT),
     (facts(Stage.DONE, Grade.FAILED, harness_started=True, fault="disk full"), 0, Termination.AGENT_FAULT),
     (facts(Stage.COLLECT, harness_started=True, tree_broken="too large", error="too large"), 0, Termination.AGENT_FAULT),
-    (facts(Stage.AGENT, harness_started=True, timed_out=True, fault="2 processes killed"), 0, Termination.AGENT_FAULT),
-    (facts(Stage.AGENT, harness_started=True, error="sandbox lost", fault="2 processes killed"), 0, Termination.AGENT_FAULT),
+    (facts(Stage.VERIFIER, Grade.PASSED, harness_started=True, error="timed out", fault="2 processes killed"), 1, Termination.AGENT_FAULT),
     (facts(Stage.AGENT, Grade.PASSED, harness_started=True, timed_out=True), 1, Termination.COMPLETED),
 ]
 FAILED = [
@@ -37,6 +36,7 @@ FAILED = [
     (facts(Stage.SANDBOX_SETUP, error="spawner lost", lost=True), Cause.SANDBOX_SETUP),
     (facts(Stage.COLLECT, harness_started=True, error="disk"), Cause.VERIFIER),
     (facts(Stage.VERIFIER, harness_started=True, error="no sandbox"), Cause.VERIFIER),
+    (facts(Stage.VERIFIER, harness_started=True, error="timed out", fault="2 processes killed"), Cause.VERIFIER),
     (facts(Stage.VERIFIER, harness_started=True, timed_out=True), Cause.VERIFIER_TIMEOUT),
     (facts(Stage.DONE, Grade.NOT_RUN, harness_started=True), Cause.VERIFIER),
     (facts(Stage.DONE, Grade.TIMEOUT, harness_started=True), Cause.VERIFIER_TIMEOUT),

@@ -1,9 +1,13 @@
 """Whole trials in real sandboxes with an agent that plays a script: what earns a reward, and what an agent can do about it."""
 
 import asyncio
+from typing import override
 
 import pytest
 
+from sandbox.environments.namespace.inside import MAX_PACKET
+from sandbox.harnesses.reference import Script
+from sandbox.integrity.environment import TrialEnvironment
 from sandbox.integrity.verdict import Grade
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import decide
@@ -89,6 +93,32 @@ def test_an_agent_that_breaks_its_sandbox_does_not_escape_its_zero(script: str) 
         outcome = decide((await play(room, script))[0])
         assert isinstance(outcome, Scored), outcome
         assert outcome.reward == 0
+
+    in_room(body)
+
+
+@pytest.mark.parametrize("end", ["sleep 60", "kill -9 -1"])
+def test_what_it_broke_is_graded_also_where_its_time_ran_out_or_nothing_is_left_of_it(end: str) -> None:
+    async def body(room: Room) -> None:
+        outcome = decide((await play(room, f"{solution(room)}\n({EATS_MEMORY})\n{end}", agent_s=3))[0])
+        assert isinstance(outcome, Scored), outcome
+        assert (outcome.reward, outcome.termination) == (1, Termination.AGENT_FAULT)
+
+    in_room(body)
+
+
+class InOneWord(Script):
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        await self.start_bare(environment, ["/bin/echo", "x" * MAX_PACKET], {}, b"")
+
+
+def test_a_way_into_the_sandbox_that_does_not_open_is_a_failed_set_up_of_the_agent() -> None:
+    async def body(room: Room) -> None:
+        room.agents["script"] = InOneWord
+        outcome = decide(await Attempt(room, request(room, "t", "script"), "t", Stages()).run())
+        assert isinstance(outcome, Failed)
+        assert (outcome.cause, outcome.stage) == (Cause.AGENT_SETUP, Stage.AGENT) and "upload large input" in outcome.detail
 
     in_room(body)
 

@@ -28,7 +28,8 @@ def admit(outcome: Scored | Failed, facts: CaptureFacts) -> Scored | Failed:
     """The final outcome of one trial.
 
     A failure of engine or proxy outweighs everything: what the harness did after it says nothing about the policy. A trial without a
-    model call says nothing either, whether its process ended or hung. `tampered` and `agent_fault` are the sandbox's findings and stay.
+    model call says nothing either, whether its process ended or hung. Turn cap and
+    overflow say why the agent stopped, also where its sandbox or exit code shows a fault of its own. `tampered` stays.
     """
     if facts.engine_error:
         return Failed(stage=Stage.AGENT, cause=Cause.ENGINE, detail=facts.engine_error)
@@ -39,7 +40,7 @@ def admit(outcome: Scored | Failed, facts: CaptureFacts) -> Scored | Failed:
         evidence = outcome.evidence if isinstance(outcome, Failed) else []
         detail = f"the harness made no model call ({outcome.detail})" if outcome.detail else "the harness made no model call"
         return Failed(stage=Stage.AGENT, cause=Cause.HARNESS_NEVER_CALLED, detail=detail, evidence=evidence)
-    if isinstance(outcome, Scored) and outcome.termination is Termination.COMPLETED:
+    if isinstance(outcome, Scored) and outcome.termination is not Termination.TAMPERED:
         if facts.over_length:
             return outcome.model_copy(update={"termination": Termination.OVER_LENGTH})
         if facts.turn_cap_hit:

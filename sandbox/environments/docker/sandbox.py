@@ -12,7 +12,7 @@ from typing import Literal
 
 from sandbox.environments import archive
 from sandbox.environments.archive import Change
-from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.errors import NotStarted, SandboxError, SandboxLost
 from sandbox.environments.namespace import transfer
 from sandbox.environments.spec import DEFAULT_ENV, ExecResult, SandboxSpec, UsageReport, User
 from sandbox.environments.streamed import launch
@@ -102,7 +102,12 @@ class DockerSandbox:
         request = launch.order(
             argv, env=env, cwd=cwd, rlimits=rlimits(self.spec), stdin=len(stdin), timeout_s=timeout_s, limits=limits, cut=cut
         )
-        number, stream = await self._engine.exec(self.container, launch.command(self._python), _USERS[user])
+        try:
+            number, stream = await self._engine.exec(self.container, launch.command(self._python), _USERS[user])
+        except SandboxLost:
+            raise
+        except SandboxError as error:
+            raise NotStarted(str(error)) from error
         ran = launch.Ran()
         try:
             await launch.run(stream, request, stdin, timeout_s, limits, ran)
@@ -130,7 +135,7 @@ class DockerSandbox:
             raise SandboxError(f"the engine lost a command: it does not know how it ended {words}")
         if code <= 128:
             self.marks.crowded = self.marks.crowded or "temporarily unavailable" in words
-            raise SandboxError(f"a command could not be started in the container (exit {code}): {words or 'it said nothing'}")
+            raise NotStarted(f"a command could not be started in the container (exit {code}): {words or 'it said nothing'}")
         return launch.End(code - 128, False, False)
 
     async def open_gate(self, host: str, port: int) -> str:

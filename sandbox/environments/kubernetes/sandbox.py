@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sandbox.environments import archive
 from sandbox.environments.archive import Change
-from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.errors import NotStarted, SandboxError, SandboxLost
 from sandbox.environments.namespace.seccomp import PROGRAM
 from sandbox.environments.spec import DEFAULT_ENV, OPEN_FILES, ExecResult, SandboxSpec, UsageReport, User
 
@@ -110,7 +110,7 @@ class PodSandbox:
         if end := self._end():
             raise SandboxLost(f"the pod is gone: {end.words}")
         if len(json.dumps(request)) > _MAX_REQUEST:
-            raise SandboxError(f"a command of more than {_MAX_REQUEST} bytes cannot be started: upload large input as a file")
+            raise NotStarted(f"a command of more than {_MAX_REQUEST} bytes cannot be started: upload large input as a file")
         try:
             return await stream.ask(self._cluster.api, self.name, self._cluster.python, request, data, seconds)
         except Absent as gone:

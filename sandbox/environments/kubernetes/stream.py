@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from sandbox.environments import namespace
-from sandbox.environments.errors import SandboxError
+from sandbox.environments.errors import NotStarted, SandboxError
 
 from .api import Api, Busy
 from .supervise import BEAT_S, END, STDERR, STDOUT
@@ -74,7 +74,8 @@ def _program() -> bytes:
 async def ask(api: Api, pod: str, python: str, request: Mapping[str, Any], data: bytes = b"", seconds: float | None = None) -> Answer:
     """Run one request of `supervise.py` in a pod. `seconds` is how long it may take altogether; None is for ever, as long as it lives.
 
-    Raises LostStatus when nobody said how it ended, SandboxError when it could not be begun.
+    Raises LostStatus when nobody said how it ended, NotStarted when a command could not be begun, SandboxError when
+    anything else could not be done.
     """
     document = json.dumps({**request, "input": len(data)}).encode()
     head = _program() + len(document).to_bytes(8, "big") + document
@@ -98,7 +99,8 @@ async def ask(api: Api, pod: str, python: str, request: Mapping[str, Any], data:
         killed = _KILLED.search(reader.status) is not None
         raise LostStatus(f"pod {pod}: nobody said how the command ended: {words[-500:]}", bytes(reader.answer.stdout), killed)
     if "error" in reader.answer.end:
-        error = SandboxError(f"pod {pod}: {reader.answer.end['error']}")
+        refused = NotStarted if "status" in reader.answer.end else SandboxError
+        error = refused(f"pod {pod}: {reader.answer.end['error']}")
         error.errno = reader.answer.end["errno"]
         raise error
     return reader.answer

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from sandbox.environments import archive
 from sandbox.environments.archive import Change
-from sandbox.environments.errors import SandboxError, SandboxLost
+from sandbox.environments.errors import NotStarted, SandboxError, SandboxLost
 from sandbox.environments.spec import DEFAULT_ENV, ExecResult, LimitsMode, SandboxSpec, UsageReport, User
 
 from .channel import Call, Channel
@@ -73,7 +73,7 @@ class Sandbox:
         """Run a command (a str by the shell) to its end. Processes that it leaves behind live on until `kill`.
 
         `env` is added to `spec.DEFAULT_ENV`; `max_output` bounds each stream, in bytes (default: from the spec). After `timeout_s`
-        or when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, SandboxError when it
+        or when the caller is cancelled its process group gets SIGKILL. Raises SandboxLost when the sandbox died, NotStarted when it
         cannot start a process (for one, at its process limit).
         """
         argv = [self._shell, "-c", command] if isinstance(command, str) else list(command)
@@ -112,6 +112,10 @@ class Sandbox:
             raise
         except SandboxError as error:
             self._crowded = self._crowded or error.errno == errno.EAGAIN
+            if call is None or (call.started.done() and call.started.exception() is error):
+                refused = NotStarted(str(error))
+                refused.errno = error.errno
+                raise refused from error
             raise
         finally:
             stdout, stderr = out.finish(), err.finish()

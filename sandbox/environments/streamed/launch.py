@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.environments.errors import SandboxError
+from sandbox.environments.errors import NotStarted, SandboxError
 
 from .stream import Reader, Stream
 
@@ -68,7 +68,7 @@ def order(
     }
     data = json.dumps(document).encode()
     if len(data) > MAX_ORDER:
-        raise SandboxError(f"a request to the sandbox has {len(data)} bytes, more than {MAX_ORDER}: upload large input as a file")
+        raise NotStarted(f"a request to the sandbox has {len(data)} bytes, more than {MAX_ORDER}: upload large input as a file")
     return len(data).to_bytes(4, "big") + data
 
 

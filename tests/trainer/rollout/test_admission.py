@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,9 +43,15 @@ def test_turn_cap_and_overflow_are_terminations_with_the_grade_kept() -> None:
     assert admit(scored(1), Facts(turn_cap_hit=True, over_length=True)) == scored(1, Termination.OVER_LENGTH)
 
 
-@pytest.mark.parametrize("termination", [Termination.TAMPERED, Termination.AGENT_FAULT])
-def test_what_the_sandbox_found_outweighs_the_turn_cap(termination: Termination) -> None:
-    assert admit(scored(0, termination), Facts(turn_cap_hit=True)) == scored(0, termination)
+def test_they_say_why_the_agent_stopped_whatever_its_sandbox_or_exit_code_shows() -> None:
+    fault = Scored(reward=1, termination=Termination.AGENT_FAULT, detail="the harness was killed by signal 6")
+    assert admit(fault, Facts(turn_cap_hit=True)) == fault.model_copy(update={"termination": Termination.MAX_TURNS})
+    assert admit(fault, Facts(over_length=True)) == fault.model_copy(update={"termination": Termination.OVER_LENGTH})
+    assert admit(fault, Facts()) == fault
+
+
+def test_a_tampered_grader_outweighs_the_turn_cap() -> None:
+    assert admit(scored(0, Termination.TAMPERED), Facts(turn_cap_hit=True)) == scored(0, Termination.TAMPERED)
 
 
 def test_without_a_model_call_there_is_no_verdict_on_the_policy() -> None:
