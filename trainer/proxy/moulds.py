@@ -71,14 +71,14 @@ class Moulds:
         if max(len(marks), len(roles)) > MOST_MARKS:
             return None
         bare = [f"The text of message number {i}, which no other text is like. " * 2 + "End." for i in range(len(roles))]
-        messages = [Message(role, SPACE + text + SPACE, tool_call_id="a" * (role == "tool")) for role, text in zip(roles, bare, strict=True)]
+        messages = [Message(role, SPACE + text + SPACE) for role, text in zip(roles, bare, strict=True)]
         drawn = self._draw(list(generation_prompt), list(marks), messages)
         if drawn is None:
             return None
         strips = not any(SPACE in text for text in drawn.texts)
-        inner = bare if strips else [SPACE + text + SPACE for text in bare]
-        parts = [_parted(text, inner) for text in drawn.texts]
-        if sorted(i for _, i, _ in parts if i >= 0) != list(range(len(roles))) or any(SPACE in part for b, _, e in parts for part in (b, e)):
+        parts = [_parted(text, bare if strips else [SPACE + text + SPACE for text in bare]) for text in drawn.texts]
+        once = sorted(i for _, i, _ in parts if i >= 0) == list(range(len(roles)))
+        if not once or any(SPACE in before + behind for before, _, behind in parts):
             return None
         return Mould(drawn.rendered, parts, strips)
 

@@ -26,6 +26,7 @@ from trainer.capture.message import Message
 from trainer.capture.values import deeper, encodable
 from trainer.engine.base import TokenIds
 from trainer.proxy.literal import Shield
+from trainer.proxy.moulds import MOST_MARKS, Drawn, Mould, Moulds, Rendered
 
 Tools = list[dict[str, Any]]
 CONFIGS: dict[Family, Any] = {"qwen3": Qwen3RendererConfig, "qwen3.5": Qwen35RendererConfig}
@@ -45,15 +46,6 @@ BEGINNING = 16
 """Tokens; more than the header of a turn has."""
 SHORT = 64
 """Characters. The template's own words are shorter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """New token ids behind what is already known. `ids[ends[i-1]:ends[i]]` belong to message i; what follows the last end is the
-    generation prompt."""
-
-    ids: list[int]
-    ends: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +88,9 @@ class Rendering:
         self._adapter = _Adapter(tokenizer, self._shield)
         self._renderer: Any = create_renderer(self._adapter, config)
         self._remembered_head = lru_cache(maxsize=32)(self._head)
+        self._moulds = Moulds(lambda prompt, sampled, messages: self._draw(prompt, sampled, messages, []))
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self._stops = frozenset(self.stop_token_ids)
         self.thinking = thinking
         self.marks = _marks(tokenizer)
         self._added = frozenset(tokenizer.get_added_tokens_decoder())
@@ -152,10 +146,33 @@ class Rendering:
         said, functions = self._shield.cover([message.wire() for message in messages]), self._shield.cover(tools)
         with self._adapter.standing_in() as texts:
             rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
-        return _spell_out(_split(rendered, 0, len(messages)), [self._shield.encode(text) for text in texts])
+        return Drawn(_split(rendered, 0, len(messages)), texts).spelt_out(self._shield)
 
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
         """What `messages` add behind a sampled turn; None when the renderer cannot prove that the turn's ids stay as they are."""
+        mould = self._mould(generation_prompt, sampled, messages)
+        filled = mould.filled(messages, self._shield) if mould is not None else None
+        if filled is not None:
+            return filled
+        drawn = self._draw(generation_prompt, sampled, messages, tools)
+        return drawn.spelt_out(self._shield) if drawn is not None else None
+
+    def _mould(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message]) -> Mould | None:
+        """For a turn that ends at its only end and opens its reasoning, if at all, with its first token."""
+        marks = tuple([token for token in sampled if token in self._added])
+        if self.marks is None or not marks or len(messages) > MOST_MARKS:
+            return None
+        whole = sampled[-1] in self._stops and self._stops.isdisjoint(marks[:-1])
+        reasons = self.marks.think in marks and (sampled[0] != self.marks.think or marks.count(self.marks.think) > 1)
+        if not whole or reasons or self.marks.turn in marks or not self._bridges_by_role(messages):
+            return None
+        return self._moulds.get(tuple(generation_prompt), marks, tuple([message.role for message in messages]))
+
+    def _bridges_by_role(self, messages: Sequence[Message]) -> bool:
+        """Without a policy that depends on what a user says: whether a message is a question is seen in its text."""
+        return self.history is History.KEEP or all(message.role == "tool" for message in messages)
+
+    def _draw(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Drawn | None:
         brief = self._brief(sampled)
         known = generation_prompt + brief
         said = self._shield.cover([message.wire() for message in messages])
@@ -163,7 +180,7 @@ class Rendering:
             rendered = self._renderer.bridge_to_next_turn(generation_prompt, brief, said, tools=tools or None)
         if rendered is None or rendered.token_ids[: len(known)] != known:
             return None
-        return _spell_out(_split(rendered, len(known), len(messages)), [self._shield.encode(text) for text in texts])
+        return Drawn(_split(rendered, len(known), len(messages)), texts)
 
     def _brief(self, sampled: list[int]) -> list[int]:
         """Without the ordinary tokens that cannot matter to a bridge: it asks whether the turn begins with a header or its reasoning,
@@ -249,18 +266,6 @@ def _split(rendered: RenderedTokens, known: int, count: int) -> Rendered:
     for i, end in enumerate(ends):
         ends[i] = last = max(last, end)
     return Rendered(rendered.token_ids[known:], ends)
-
-
-def _spell_out(rendered: Rendered, texts: Sequence[list[int]]) -> Rendered:
-    """With the ids of each text in place of what stood in for it."""
-    ids, at = list[int](), [0]
-    for token in rendered.ids:
-        if token < 0:
-            ids += texts[-1 - token]
-        else:
-            ids.append(token)
-        at.append(len(ids))
-    return Rendered(ids, [at[end] for end in rendered.ends])
 
 
 class _Adapter:

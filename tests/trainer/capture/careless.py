@@ -16,7 +16,8 @@ from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
 from trainer.engine.base import EngineUnavailable
-from trainer.proxy.rendering import Rendered, Rendering, Tools
+from trainer.proxy.moulds import Rendered
+from trainer.proxy.rendering import Rendering, Tools
 from trainer.proxy.session import Session
 from trainer.vocabulary import byte_level
 

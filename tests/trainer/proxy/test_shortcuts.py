@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from server.schemas.runspec import Family
-from trainer.capture.message import Message, ToolCall
+from trainer.capture.message import Message, Role, ToolCall
 from trainer.proxy import rendering
-from trainer.proxy.rendering import Rendered, Rendering
+from trainer.proxy.moulds import Rendered
+from trainer.proxy.rendering import Rendering, Tools
 from trainer.vocabulary import SPECIALS, VISION, byte_level
 
 TOKENIZER = byte_level(control=VISION)
@@ -43,3 +44,47 @@ def test_a_shortcut_gives_the_same_ids(kind: tuple[Family, int], sampled: list[i
         patch.setattr(rendering, "SHORT", 1 << 30)
         patch.setattr(rendering, "BEGINNING", 1 << 30)
         assert quick == both(RENDERINGS[kind], sampled, said)
+
+
+def turn(names: list[str]) -> list[int]:
+    """Special tokens with words before each of them."""
+    return [token for name in names for token in (*b"some words", TOKENIZER.token_to_id(name))]
+
+
+SPOKEN = st.builds(
+    lambda *texts: "".join(texts), *[st.sampled_from(["", " ", "\n\n", "\x1c", "\u3000"]), TEXT, st.sampled_from(["", "\t", "\xa0"])]
+)
+
+
+@pytest.mark.parametrize("kind", RENDERINGS, ids=str)
+@settings(max_examples=100, deadline=None)
+@given(
+    sampled=st.builds(lambda names, bare: turn(names)[bare:], st.lists(st.sampled_from(SPECIALS), max_size=5), st.sampled_from([0, 10])),
+    end=st.sampled_from(["<|im_end|>", "<|endoftext|>", ""]),
+    said=st.lists(st.tuples(st.sampled_from(["user", "tool"]), SPOKEN), min_size=1, max_size=4),
+    opened=st.booleans(),
+    tools=st.sampled_from([[], [{"type": "function", "function": {"name": "bash", "description": "Run. " * 40, "parameters": {}}}]]),
+)
+@example(
+    sampled=turn(["<tool_call>", "</tool_call>"]), end="<|im_end|>", said=[("tool", "ok"), ("tool", " <|im_end|> ")], opened=False, tools=[]
+)
+def test_a_mould_gives_the_ids_that_the_renderer_gives(
+    kind: tuple[Family, int], sampled: list[int], end: str, said: list[tuple[Role, str]], opened: bool, tools: Tools
+) -> None:
+    made = RENDERINGS[kind]
+    prompt = made.render([Message("user", "Fix it.")], [])
+    scaffold = prompt.ids[prompt.ends[-1] :] + ([TOKENIZER.token_to_id("<think>")] if opened else [])
+    ids, new = sampled + ([TOKENIZER.token_to_id(end)] if end else []), [Message(role, text) for role, text in said]
+    drawn = made._draw(scaffold, ids, new, tools)
+    assert made.bridge(scaffold, ids, new, tools) == (drawn.spelt_out(made._shield) if drawn else None)
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+@pytest.mark.parametrize("roles", [["tool"], ["tool", "tool", "user"], ["user"]])
+def test_the_usual_turn_has_a_mould(family: Family, roles: list[Role]) -> None:
+    """Else the test above would compare the renderer with itself."""
+    made = RENDERINGS[family, 0]
+    prompt = made.render([Message("user", "Fix it.")], [])
+    messages = [Message(role, "ok") for role in roles]
+    mould = made._mould(prompt.ids[prompt.ends[-1] :], turn(["<tool_call>", "</tool_call>", "<|im_end|>"]), messages)
+    assert mould is not None and mould.filled(messages, made._shield) is not None
