@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 from ..schemas.capture import BranchClass, BranchRecord, CaptureRecord, TurnRecord
@@ -60,13 +61,12 @@ def _steps(record: CaptureRecord, branches: list[BranchRecord], placed: Placed) 
 
 def _add_context(steps: list[Json], turn: TurnRecord) -> None:
     """What was new to a call: tool results belong to the step before them, everything else is a step of its own."""
-    for role, text in turn.context:
+    for (role, text), call in zip_longest(turn.context, turn.answers[: len(turn.context)]):
         if role == "tool":
             if not steps or steps[-1]["source"] == "user":
                 steps.append({"source": "system", "message": ""})
-            calls = steps[-1].get("tool_calls", [])
-            # Results of calls in parallel come back in the order of their completion, and the record does not say whose they are.
-            asked = calls[0]["tool_call_id"] if len(calls) == 1 else None
+            # Results of calls in parallel come back in the order of their completion; one of an earlier turn names no call of this step.
+            asked = call if call in {made["tool_call_id"] for made in steps[-1].get("tool_calls", [])} else None
             steps[-1].setdefault("observation", {"results": []})["results"].append({"source_call_id": asked, "content": text})
         elif role == "assistant":
             steps.append({"source": "agent", "message": text, "is_copied_context": True})
@@ -113,6 +113,9 @@ def _moment(seconds: float | None) -> str:
 
 
 def _object(text: str) -> Json:
-    """Arguments are usually an object; what the policy wrote instead is kept as its text."""
-    value = json.loads(text)
+    """Arguments are usually an object; what the policy wrote instead is kept, as its text where it is nested too deep to be read."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        value = text
     return value if isinstance(value, dict) else {"value": value}

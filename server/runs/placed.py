@@ -51,7 +51,10 @@ def place(record: CaptureRecord) -> Placed:
 def _branch_of(record: CaptureRecord, call_id: str, taken: set[int]) -> int | None:
     """The sub-agent's branch that begins with the longest text among the arguments of the call."""
     arguments = next((call.arguments for turn in record.turns for call in turn.tool_calls if call.id == call_id), "{}")
-    found = json.loads(arguments)
+    try:
+        found = json.loads(arguments)
+    except RecursionError:
+        return None
     texts = [value for value in found.values() if isinstance(value, str)] if isinstance(found, dict) else []
     prompt = max(texts, key=len, default="")
     for branch in record.branches:

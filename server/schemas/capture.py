@@ -88,6 +88,8 @@ class TurnRecord(BaseModel):
     branch: int
     context: list[tuple[str, str]] = Field(default_factory=list)
     """(role, text) of the messages that this call added."""
+    answers: list[str] = Field(default_factory=list)
+    """Of each of them the id of the tool call whose result it is, or empty. Captures of before have none."""
     text: str = ""
     reasoning: str | None = None
     tool_calls: list[ToolCallRecord] = Field(default_factory=list)

@@ -45,11 +45,12 @@ def record(capture: Capture, trial_id: str, rule: TrainRule) -> CaptureRecord:
 
 
 def _turn(turn: Turn, branch: int, delivered: bool) -> TurnRecord:
-    message = turn.message
+    message, context = turn.message, _context(turn)
     return TurnRecord(
         index=turn.index,
         branch=branch,
-        context=[(added.role, added.content) for added in _context(turn)],
+        context=[(added.role, added.content) for added in context],
+        answers=[added.tool_call_id for added in context],
         text=message.content,
         reasoning=message.reasoning,
         tool_calls=[ToolCallRecord(id=call.id, name=call.name, arguments=json.dumps(call.arguments)) for call in message.tool_calls],

@@ -7,12 +7,13 @@ from server.schemas.capture import BranchClass, BranchReason, BranchRecord, Capt
 from server.schemas.harnesslog import HarnessLog, LogEvent, LogEventKind
 
 
-def turn(index: int, branch: int, context: list[tuple[str, str]], *calls: str, text: str = "") -> TurnRecord:
+def turn(index: int, branch: int, context: list[tuple[str, str]], *calls: str, text: str = "", answers: str = "") -> TurnRecord:
     records = [ToolCallRecord(id=f"c{index}{i}", name="bash", arguments=arguments) for i, arguments in enumerate(calls)]
     return TurnRecord(
         index=index,
         branch=branch,
         context=context,
+        answers=answers.split(","),
         text=text,
         tool_calls=records,
         prompt_tokens=10 * index,
@@ -31,8 +32,8 @@ RECORD = CaptureRecord(
     turns=[
         turn(0, 0, [("system", "You fix code."), ("user", "Repair it.")], '{"command": "ls"}', '"pwd"', text="I look."),
         turn(1, 1, [("user", "Sub-task.")], text="Report."),
-        turn(2, 0, [("tool", "a.py"), ("tool", "/workspace"), ("user", "Go on.")], '{"command": "true"}'),
-        turn(3, 2, [("user", "Summary so far."), ("assistant", "I looked."), ("tool", "b.py")], text="Done."),
+        turn(2, 0, [("tool", "a.py"), ("tool", "/workspace"), ("user", "Go on.")], '{"command": "true"}', answers="c01,c00,"),
+        turn(3, 2, [("user", "Summary so far."), ("assistant", "I looked."), ("tool", "b.py")], text="Done.", answers=",,c20"),
     ],
     branches=[
         branch(0, BranchReason.ROOT, BranchClass.POLICY),
@@ -58,8 +59,8 @@ def test_a_capture_becomes_a_trajectory() -> None:
     asked = found["steps"][2]
     assert [call["arguments"] for call in asked["tool_calls"]] == [{"command": "ls"}, {"value": "pwd"}]
     assert asked["observation"] == {
-        "results": [{"source_call_id": None, "content": "a.py"}, {"source_call_id": None, "content": "/workspace"}]
-    }
+        "results": [{"source_call_id": "c01", "content": "a.py"}, {"source_call_id": "c00", "content": "/workspace"}]
+    }, "in the order of their completion"
     assert "observation" not in found["steps"][4]  # its result is not in the summary's context
     assert found["steps"][6]["observation"]["results"] == [{"source_call_id": None, "content": "b.py"}]
     assert found["steps"][6]["is_copied_context"] and "metrics" not in found["steps"][6]
@@ -67,6 +68,14 @@ def test_a_capture_becomes_a_trajectory() -> None:
     assert (sub["trajectory_id"], [step["message"] for step in sub["steps"]]) == ("branch-1", ["Sub-task.", "Report."])
     assert found["final_metrics"] == {"total_prompt_tokens": 60, "total_completion_tokens": 8, "total_steps": 8}
     assert found["extra"] == {"task": "onebug", "violations": []}
+
+
+def test_arguments_that_are_nested_too_deep_to_be_read_are_shown_as_they_are() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    record = RECORD.model_copy(update={"log": LOG}, deep=True)
+    for call in record.turns[0].tool_calls:
+        call.arguments = deep
+    assert [call["arguments"] for call in trajectory(record, "1", {})["steps"][2]["tool_calls"]] == [{"value": deep}] * 2
 
 
 def test_it_is_what_the_format_says() -> None:
