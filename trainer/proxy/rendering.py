@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 from renderers import Qwen3RendererConfig, Qwen35RendererConfig, create_renderer
-from renderers.base import ParsedToolCall, RenderedTokens, ToolCallParseStatus
+from renderers.base import RenderedTokens, ToolCallParseStatus
 from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
 from tokenizers import Tokenizer, decoders
 
@@ -74,6 +74,7 @@ class Marks:
     think: int
     end_think: int
     call: int
+    end_call: int
 
 
 class Rendering:
@@ -88,6 +89,8 @@ class Rendering:
         self._adapter = _Adapter(tokenizer, self._shield)
         self._renderer: Any = create_renderer(self._adapter, config)
         self._remembered_head = lru_cache(maxsize=32)(self._head)
+        self._opens_reasoning = lru_cache(maxsize=32)(self._ends_in_reasoning)
+        self._calls_in_json = family == "qwen3"
         self._moulds = Moulds(lambda prompt, sampled, messages: self._draw(prompt, sampled, messages, []))
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self._stops = frozenset(self.stop_token_ids)
@@ -199,6 +202,30 @@ class Rendering:
         return Rendered(bridged.ids[:kept] + rendered.ids[known:], ends)
 
     def parse(self, generation_prompt: list[int], sampled: list[int], tools: Tools) -> Parsed:
+        return self._plain(generation_prompt, sampled) or self._parse(generation_prompt, sampled, tools)
+
+    def _plain(self, generation_prompt: list[int], sampled: list[int]) -> Parsed | None:
+        """The usual turn, a text and at most one JSON call, without the renderer's search for what is not in it; None for any other."""
+        marks = [token for token in sampled if token in self._added]
+        ended = bool(marks) and marks[-1] == sampled[-1] and marks[-1] in self._stops
+        if self.marks is None or not ended or self._opens_reasoning(tuple(generation_prompt)):
+            return None
+        call, end = self.marks.call, self.marks.end_call
+        if len(marks) == 1:
+            return Parsed(self.decode(sampled[:-1]).strip(), None, (), 0)
+        if not self._calls_in_json or marks[:-1] != [call, end]:
+            return None
+        start = sampled.index(call)
+        said, body = sampled[:start], sampled[start + 1 : sampled.index(end, start)]
+        try:
+            value = json.loads(self.decode(body).strip())
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(value, dict) or not value.get("name") or not _usable(value["name"], arguments := value.get("arguments", {})):
+            return None
+        return Parsed(self.decode(said).strip(), None, (ParsedCall(value["name"], encodable(arguments)),), 0)
+
+    def _parse(self, generation_prompt: list[int], sampled: list[int], tools: Tools) -> Parsed:
         broken: list[str] = []
         try:
             parsed = self._renderer.parse_response(sampled, tools=tools or None, prompt_ids=generation_prompt)
@@ -208,7 +235,7 @@ class Rendering:
             broken.append(self.decode(sampled[start:]))
         calls = []
         for call in parsed.tool_calls:
-            if _usable(call):
+            if call.status == ToolCallParseStatus.OK and _usable(call.name, call.arguments):
                 calls.append(ParsedCall(call.name, encodable(call.arguments)))
             else:
                 broken.append(self.decode(sampled[slice(*call.token_span)]) if call.token_span else call.raw)
@@ -217,8 +244,10 @@ class Rendering:
 
     def opens_reasoning(self, generation_prompt: TokenIds) -> bool:
         """Whether a turn behind this prompt begins inside its reasoning."""
-        prompt = [int(i) for i in generation_prompt]
-        return bool(prompt_ends_in_reasoning(self._adapter, prompt, stop_ids=set(self.stop_token_ids)))
+        return self._opens_reasoning(tuple([int(i) for i in generation_prompt]))
+
+    def _ends_in_reasoning(self, prompt: tuple[int, ...]) -> bool:
+        return bool(prompt_ends_in_reasoning(self._adapter, list(prompt), stop_ids=set(self.stop_token_ids)))
 
     def _calls_start(self, generation_prompt: list[int], sampled: list[int]) -> int:
         """Where the first tool call of a turn begins; a closed reasoning may hold drafts that are none."""
@@ -238,20 +267,20 @@ class Rendering:
 
 def _marks(tokenizer: Tokenizer) -> Marks | None:
     """None when text cannot be shown piece by piece: a mark is missing, or pieces decode differently from the whole."""
-    ids = [tokenizer.token_to_id(mark) for mark in ("<|im_start|>", "<think>", "</think>", "<tool_call>")]
+    ids = [tokenizer.token_to_id(mark) for mark in ("<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")]
     if None in ids or not isinstance(tokenizer.decoder, decoders.ByteLevel):
         return None
     return Marks(*ids)
 
 
-def _usable(call: ParsedToolCall) -> bool:
+def _usable(name: Any, arguments: Any) -> bool:
     """The parser's `ok` means JSON with a name; a name that is no text or a NaN would break the client's own parser, and what is nested
     too deep could not come back."""
-    if call.status != ToolCallParseStatus.OK or not isinstance(call.name, str) or deeper(call.arguments, MAX_ARGUMENTS_DEPTH):
+    if not isinstance(name, str) or deeper(arguments, MAX_ARGUMENTS_DEPTH):
         return False
     try:
-        call.name.encode()
-        json.dumps(call.arguments, allow_nan=False)
+        name.encode()
+        json.dumps(arguments, allow_nan=False)
     except ValueError:
         return False
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import chain
+from array import array
 
 from tokenizers import Tokenizer
 
@@ -27,9 +27,10 @@ PROBE = "It's  a1 <x>\n\n\tif(x_y == 42):\r\n    don'T 'll  \x0b\x1c~~\n \n"
 class Words:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, bytes] = {}
+        """Ids as int32: a list would cost three steps through cold memory for each word, this costs one."""
         added = tokenizer.get_added_tokens_decoder()
-        self._added = {token.content: [number] for number, token in added.items()}
+        self._added = {token.content: _raw([number]) for number, token in added.items()}
         names = "|".join(re.escape(name) for name in sorted(self._added, key=len, reverse=True))
         self._split = re.compile(f"({names})" if names else r"(?!)()")
         plain = all(not (token.lstrip or token.rstrip or token.single_word or token.normalized) for token in added.values())
@@ -49,24 +50,24 @@ class Words:
 
     def _by_words(self, text: str) -> list[int]:
         assert self._word is not None  # noqa: S101 asked before
-        known, ids, new = self._known, list[int](), list[str]()
+        known, found, new = self._known, list[bytes](), list[str]()
         try:
             for i, piece in enumerate(self._split.split(text)):
                 if i % 2:
-                    ids += self._added[piece]
+                    found.append(self._added[piece])
                     continue
                 words = self._word.findall(piece)
                 try:
-                    ids += list(chain.from_iterable(map(known.__getitem__, words)))
+                    found.append(b"".join(map(known.__getitem__, words)))
                 except KeyError:
                     fresh = [word for word in dict.fromkeys(words) if word not in known]
                     new += fresh
                     if len(new) > MOST_NEW:
                         return self._whole(text)
                     for word in fresh:
-                        known[word] = self._whole(word)
-                    ids += chain.from_iterable(map(known.__getitem__, words))
-            return ids
+                        known[word] = _raw(self._whole(word))
+                    found += map(known.__getitem__, words)
+            return array("i", b"".join(found)).tolist()
         finally:
             self._forget(new)
 
@@ -76,6 +77,10 @@ class Words:
                 self._known.pop(word, None)
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
+
+
+def _raw(ids: list[int]) -> bytes:
+    return array("i", ids).tobytes()
 
 
 def _pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:

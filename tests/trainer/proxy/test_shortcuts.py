@@ -46,9 +46,14 @@ def test_a_shortcut_gives_the_same_ids(kind: tuple[Family, int], sampled: list[i
         assert quick == both(RENDERINGS[kind], sampled, said)
 
 
+def spelt(text: str) -> list[int]:
+    """Character by character: a name of a special token is no such token."""
+    return [token for character in text for token in TOKENIZER.encode(character, add_special_tokens=False).ids]
+
+
 def turn(names: list[str]) -> list[int]:
-    """Special tokens with words before each of them."""
-    return [token for name in names for token in (*b"some words", TOKENIZER.token_to_id(name))]
+    """Special tokens with ten characters before each of them."""
+    return [token for name in names for token in (*spelt("some words"), TOKENIZER.token_to_id(name))]
 
 
 SPOKEN = st.builds(
@@ -88,3 +93,45 @@ def test_the_usual_turn_has_a_mould(family: Family, roles: list[Role]) -> None:
     messages = [Message(role, "ok") for role in roles]
     mould = made._mould(prompt.ids[prompt.ends[-1] :], turn(["<tool_call>", "</tool_call>", "<|im_end|>"]), messages)
     assert mould is not None and mould.filled(messages, made._shield) is not None
+
+
+CALLS = st.sampled_from(
+    [
+        '{"name": "bash", "arguments": {"command": "ls"}}', '\n{"name": "bash"}\n', '{"name": "bash", "arguments": "ls"}',
+        '{"name": "", "arguments": {}}', '{"name": 5}', '{"name": "bash", "arguments": NaN}', '{"name": "bash", "arguments": ["\\ud800"]}',
+        '{"name": "\\ud800"}', '["bash"]', "[" * 60 + "]" * 60, '{"name": "bash", "arguments": ' + "[" * 60 + "]" * 60 + "}",
+        '{"name": "bash", "arguments": 1' + "0" * 5000 + "}", "[" * 2_000, "no JSON", "", '{"name": "bash"} ',
+    ]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RENDERINGS, ids=str)
+@settings(max_examples=150, deadline=None)
+@given(
+    said=st.text(max_size=20) | st.just("a </think> b"),
+    call=st.none() | CALLS,
+    behind=st.sampled_from(["", " more"]),
+    marks=st.lists(st.sampled_from(SPECIALS), max_size=1),
+    end=st.sampled_from(["<|im_end|>", "<|endoftext|>", ""]),
+    opened=st.booleans(),
+)
+@example(said="Look.", call='{"name": "bash", "arguments": {"command": "ls"}}', behind="", marks=[], end="<|im_end|>", opened=False)
+def test_the_usual_turn_says_what_the_renderer_reads(
+    kind: tuple[Family, int], said: str, call: str | None, behind: str, marks: list[str], end: str, opened: bool
+) -> None:
+    made = RENDERINGS[kind]
+    prompt = made.render([Message("user", "Fix it.")], [])
+    scaffold = prompt.ids[prompt.ends[-1] :] + ([TOKENIZER.token_to_id("<think>")] if opened else [])
+    block = [] if call is None else [TOKENIZER.token_to_id("<tool_call>"), *spelt(call), TOKENIZER.token_to_id("</tool_call>")]
+    last = [TOKENIZER.token_to_id(end)] if end else []
+    sampled = [*spelt(said), *(TOKENIZER.token_to_id(mark) for mark in marks), *block, *spelt(behind), *last]
+    assert made._plain(scaffold, sampled) in (None, made._parse(scaffold, sampled, []))
+
+
+def test_the_usual_turn_is_read_without_the_renderer() -> None:
+    """Else the test above would compare nothing."""
+    made = RENDERINGS["qwen3", 0]
+    prompt = made.render([Message("user", "Fix it.")], [])
+    block = [TOKENIZER.token_to_id("<tool_call>"), *spelt('{"name": "bash"}'), TOKENIZER.token_to_id("</tool_call>")]
+    for body in ([], block):
+        assert made._plain(prompt.ids[prompt.ends[-1] :], [*spelt("Look."), *body, TOKENIZER.token_to_id("<|im_end|>")]) is not None
