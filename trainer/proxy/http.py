@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainer.proxy.limits import MAX_CONNECTIONS, MAX_HEAD
-from trainer.proxy.line import Connection
 
 LINGER_S = 1
 KEEP_ALIVE_S = 600
@@ -77,6 +76,8 @@ class _Joining:
 
 
 class _Protocol(HttpToolsProtocol):
+    """Implements `Connection`. The short ways are for a request that nothing is special about and behind which no other waits."""
+
     patience: float
     refused = False
     in_head = True
@@ -85,7 +86,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
-        self.connection = Connection(self.loop.create_future(), self.flow)
+        self.gone: asyncio.Future[None] = self.loop.create_future()
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:
@@ -105,12 +106,38 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if not self.connection.gone.done():
-            self.connection.gone.set_result(None)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.body or self.cycle.response_complete:
+            super().on_body(body)
+        else:  # most bodies come in one piece, which need not be copied
+            self.cycle.body = body  # type: ignore[assignment]
+            self.cycle.message_event.set()
+
+    def whole_body(self) -> bytes | None:
+        cycle = self.cycle
+        if self.pipeline or cycle.more_body or cycle.waiting_for_100_continue or cycle.disconnected or cycle.response_complete:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    def whole_answer(self, head: bytes, content: bytes) -> bool:
+        cycle = self.cycle
+        used = cycle.more_body or cycle.response_started or cycle.disconnected or self.flow.write_paused
+        if self.pipeline or used or not cycle.keep_alive or cycle.scope["method"] == "HEAD":
+            return False
+        own = b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(b"%b\r\ncontent-length: %d\r\n%b\r\n%b" % (head, len(content), own, content))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["connection"] = self.connection
+        self.scope["state"]["connection"] = self
 
     def on_headers_complete(self) -> None:
         self.in_head = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from starlette.types import Message, Send
@@ -26,12 +26,20 @@ class Flow(Protocol):
     """The client takes less than was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """What the server tells of the connection of a request. `gone` is done when it is lost."""
+class Connection(Protocol):
+    """What the server tells of the connection of a request, and the short ways that most requests can take."""
 
     gone: asyncio.Future[None]
+    """Done when it is lost."""
     flow: Flow
+
+    def whole_body(self) -> bytes | None:
+        """The body, once, if all of it is there; None when it has to be received."""
+        ...
+
+    def whole_answer(self, head: bytes, content: bytes) -> bool:
+        """Write all of an answer at once; `head` ends behind its first header, the others follow. False when it has to be sent."""
+        ...
 
 
 class Line:
@@ -39,18 +47,25 @@ class Line:
 
     def __init__(self, connection: Connection, send: Send, patience: float) -> None:
         """`patience`: seconds that one write may take."""
-        self._gone, self._flow, self._send, self._patience = connection.gone, connection.flow, send, patience
+        self._connection, self._send, self._patience = connection, send, patience
+        self._gone, self._flow = connection.gone, connection.flow
         self.started = self.ended = False
 
     async def wait(self, future: asyncio.Future[Any], seconds: float | None = None) -> None:
         """Until `future` is done, or `seconds` have passed. Raises ClientGone."""
-        await asyncio.wait({future, self._gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not (future.done() or self._gone.done()):
+            await _first(future, self._gone, seconds)
         if self._gone.done():
             raise ClientGone
 
     async def answer(self, status: int, body: str | bytes, media_type: bytes = JSON) -> None:
         """A whole answer."""
         content = body if isinstance(body, bytes) else body.encode()
+        if self._gone.done():
+            raise ClientGone
+        if len(content) <= PIECE and self._connection.whole_answer(_LINES[status] + media_type, content):
+            self.started = self.ended = True
+            return
         await self._write(_head(status, media_type, (b"content-length", b"%d" % len(content))))
         await self._body(content, more=False)
 
@@ -90,6 +105,30 @@ class Line:
                 await self._send(message)
         except TimeoutError:
             raise ClientGone from None
+
+
+_LINES = {status.value: b"HTTP/1.1 %d %s\r\ncontent-type: " % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+async def _first(one: asyncio.Future[Any], other: asyncio.Future[Any], seconds: float | None) -> None:
+    """Until one of the two is done or time is up: `asyncio.wait` without its sets, which every call would pay for."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(seconds, wake) if seconds is not None else None
+    one.add_done_callback(wake)
+    other.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        one.remove_done_callback(wake)
+        other.remove_done_callback(wake)
+        if timer is not None:
+            timer.cancel()
 
 
 def _head(status: int, media_type: bytes, header: tuple[bytes, bytes]) -> Message:

@@ -27,6 +27,7 @@ from trainer.capture.values import deeper, encodable
 from trainer.engine.base import TokenIds
 from trainer.proxy.literal import Shield
 from trainer.proxy.moulds import MOST_MARKS, Drawn, Mould, Moulds, Rendered
+from trainer.proxy.spelling import Spelling
 
 Tools = list[dict[str, Any]]
 CONFIGS: dict[Family, Any] = {"qwen3": Qwen3RendererConfig, "qwen3.5": Qwen35RendererConfig}
@@ -82,7 +83,7 @@ class Rendering:
 
     def __init__(self, tokenizer: Tokenizer, *, family: Family = "qwen3", thinking: bool = False, history: History = History.KEEP) -> None:
         """`history` says whether a turn's reasoning stays in front of a later user message (`bridge`) or the whole is rendered anew."""
-        self._tokenizer, self.history = tokenizer, history
+        self._spelling, self.history = Spelling(tokenizer), history
         retention: Literal["all"] | None = "all" if history is History.KEEP else None  # None: as the chat template has it
         config = CONFIGS[family](enable_thinking=thinking, thinking_retention=retention)
         self._shield = Shield(tokenizer)
@@ -262,7 +263,7 @@ class Rendering:
         return sampled.index(self.marks.call, sampled.index(self.marks.end_think) if closed else 0)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self._spelling.decode(ids)
 
 
 def _marks(tokenizer: Tokenizer) -> Marks | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Callable
 
 from tokenizers import Tokenizer
 
@@ -27,8 +28,7 @@ PROBE = "It's  a1 <x>\n\n\tif(x_y == 42):\r\n    don'T 'll  \x0b\x1c~~\n \n"
 class Words:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[str, bytes] = {}
-        """Ids as int32: a list would cost three steps through cold memory for each word, this costs one."""
+        self._known = _Known(self._whole)
         added = tokenizer.get_added_tokens_decoder()
         self._added = {token.content: _raw([number]) for number, token in added.items()}
         names = "|".join(re.escape(name) for name in sorted(self._added, key=len, reverse=True))
@@ -50,33 +50,43 @@ class Words:
 
     def _by_words(self, text: str) -> list[int]:
         assert self._word is not None  # noqa: S101 asked before
-        known, found, new = self._known, list[bytes](), list[str]()
+        known, found = self._known, list[bytes]()
         try:
             for i, piece in enumerate(self._split.split(text)):
-                if i % 2:
-                    found.append(self._added[piece])
-                    continue
-                words = self._word.findall(piece)
-                try:
-                    found.append(b"".join(map(known.__getitem__, words)))
-                except KeyError:
-                    fresh = [word for word in dict.fromkeys(words) if word not in known]
-                    new += fresh
-                    if len(new) > MOST_NEW:
-                        return self._whole(text)
-                    for word in fresh:
-                        known[word] = _raw(self._whole(word))
-                    found += map(known.__getitem__, words)
+                found.append(self._added[piece] if i % 2 else b"".join(map(known.__getitem__, self._word.findall(piece))))
             return array("i", b"".join(found)).tolist()
+        except _TooManyNew:
+            return self._whole(text)
         finally:
-            self._forget(new)
+            known.settle()
 
-    def _forget(self, new: list[str]) -> None:
-        for word in new:
+
+class _TooManyNew(Exception):
+    """A text is quicker read as a whole."""
+
+
+class _Known(dict[str, bytes]):
+    """Words to ids, as int32: a list would cost three steps through cold memory for each word, this costs one."""
+
+    def __init__(self, whole: Callable[[str], list[int]]) -> None:
+        super().__init__()
+        self._whole, self._new = whole, list[str]()
+
+    def __missing__(self, word: str) -> bytes:
+        self._new.append(word)
+        if len(self._new) > MOST_NEW:
+            raise _TooManyNew
+        self[word] = ids = _raw(self._whole(word))
+        return ids
+
+    def settle(self) -> None:
+        """A text is over: long words are forgotten, and everything when that is too much."""
+        for word in self._new:
             if len(word) > LONGEST:
-                self._known.pop(word, None)
-        if len(self._known) > MOST_KNOWN:
-            self._known.clear()
+                self.pop(word, None)
+        self._new.clear()
+        if len(self) > MOST_KNOWN:
+            self.clear()
 
 
 def _raw(ids: list[int]) -> bytes:

@@ -28,7 +28,7 @@ texts = (
 
 
 def special(rendering: Rendering, ids: list[int]) -> Counter[str]:
-    names = {rendering._tokenizer.token_to_id(name): name for name in (*CONTROL, *MARKUP)}
+    names = {rendering._spelling._tokenizer.token_to_id(name): name for name in (*CONTROL, *MARKUP)}
     return Counter(names[i] for i in ids if i in names)
 
 
@@ -61,7 +61,7 @@ def test_no_text_of_a_client_becomes_a_special_token(rendering: Rendering, said:
 @settings(max_examples=40, deadline=None)
 def test_a_bridge_is_as_safe_as_a_render(rendering: Rendering, text: str) -> None:
     start = rendering.render([Message("user", "Go.")], [])
-    sampled = [*rendering._tokenizer.encode("Yes.").ids, *rendering.stop_token_ids[:1]]
+    sampled = [*rendering._spelling._tokenizer.encode("Yes.").ids, *rendering.stop_token_ids[:1]]
     new = [Message("tool", f"a{text}a", tool_call_id="1"), Message("user", f"b{text}b")]
     bridged = rendering.bridge(start.ids[start.ends[-1] :], sampled, new, [])
     whole = rendering.render([Message("user", "Go."), Message("assistant", "Yes."), *new], [])

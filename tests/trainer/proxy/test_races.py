@@ -14,7 +14,7 @@ from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import ScriptedEngine, say
 from trainer.engine.base import EngineUnavailable, Sampling
 from trainer.proxy.limits import Limits, Patience
-from trainer.proxy.line import ClientGone, Connection, Line
+from trainer.proxy.line import ClientGone, Line
 from trainer.proxy.service import Proxy
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +113,7 @@ async def test_a_client_that_takes_nothing_any_more_is_gone() -> None:
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    line = Line(Connection(asyncio.Future(), SimpleNamespace(write_paused=True)), send, patience=0.01)
+    line = Line(SimpleNamespace(gone=asyncio.Future(), flow=SimpleNamespace(write_paused=True)), send, patience=0.01)
     await line.begin()
     with pytest.raises(ClientGone):
         await line.events("text", more=True)
@@ -124,7 +124,7 @@ async def test_a_client_that_left_before_the_last_write_has_not_got_the_answer()
         return
 
     gone = asyncio.Future[None]()
-    line = Line(Connection(gone, SimpleNamespace(write_paused=False)), send, patience=1)
+    line = Line(SimpleNamespace(gone=gone, flow=SimpleNamespace(write_paused=False)), send, patience=1)
     gone.set_result(None)
     with pytest.raises(ClientGone):
         await line.answer(200, "{}")
