@@ -106,6 +106,9 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._lose()
+
+    def _lose(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
 
@@ -151,12 +154,17 @@ class _Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has too long a head, has no path and so no dialect: the answer is one in all of them.
 
-        Closing on unread data would reset the connection and lose the answer, so the rest is read and thrown away for a moment.
+        Closing on unread data would reset the connection and lose the answer, so the rest is read and thrown away for a moment. A request
+        before it that has no answer yet gets none: a client that cannot speak HTTP is as good as gone.
         """
         self.refused = True
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()
-            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._lose()
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
         body = error_in_all_dialects("invalid_request_error", "this is no HTTP request, or its head is too long").encode()
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)

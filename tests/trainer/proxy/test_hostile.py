@@ -160,13 +160,17 @@ async def test_errors_are_those_of_the_official_clients(rollout: Rollout) -> Non
 
 
 async def raw(rollout: Rollout, *parts: bytes, read: bool = True) -> bytes:
-    """Bytes on a socket of their own; what comes back until the server closes."""
+    """Bytes on a socket of their own; what comes back until the server closes.
+
+    A part is written in the round of the loop in which the server may read the one before, so that no limit can pass between two parts:
+    behind it the server has closed, and a write would reset the connection instead of reading the answer.
+    """
     host, port = rollout.url.removeprefix("http://").split("/")[0].split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         for part in parts:
             writer.write(part)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)
         async with asyncio.timeout(10):
             return await reader.read() if read else b""
     finally:
