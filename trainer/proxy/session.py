@@ -184,6 +184,9 @@ class Session:
             self.capture.lost_tokens += len(flight.tokens)
             log.exception("engine call of rollout %s failed", self.rollout_id)
             raise _lost() from error
+        asked = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
+        if generation.stop_reason == "length" and sampling.max_tokens < asked:
+            self.capture.over_length = True  # cut by what was left: some harnesses take such an answer for their end
         self._sampled += len(generation.token_ids)
         self._unanswered = 0
         self._counts.clear()

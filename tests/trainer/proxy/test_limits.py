@@ -70,6 +70,16 @@ async def test_token_budget_clamps_and_then_ends(rollout: Rollout, limits: Limit
     assert [turn.stop for turn in capture.graph.turns] == ["stop", "length"]
 
 
+@pytest.mark.parametrize("limits", [Limits(20, 20_000, budget=150)])
+@pytest.mark.parametrize(("most", "cut"), [(5_000, True), (30, False)])
+async def test_an_answer_that_the_budget_cuts_off_may_be_the_last(rollout: Rollout, most: int, cut: bool) -> None:
+    """Codex ends there, without another call that could be refused. What the client itself asked for is no budget of ours."""
+    rollout.engine.script = [say("word " * 200)]
+    answer = await rollout.anthropic.messages.create(model="m", max_tokens=most, messages=HELLO)
+    assert answer.stop_reason == "max_tokens"
+    assert (await rollout.close()).over_length is cut
+
+
 @pytest.mark.parametrize("limits", [Limits(20, 20_000, prompt=8)])
 async def test_prompt_budget_counts_on_the_first_prompt(rollout: Rollout, limits: Limits) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8 maximum"):
