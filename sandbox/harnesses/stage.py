@@ -24,7 +24,7 @@ from sandbox.runner.service import open_room
 from server.schemas.outcome import Failed, Scored
 from server.schemas.outcome import Stage as Step
 from server.schemas.runspec import Harness, RunSpec
-from server.schemas.scripted import ScriptedEnd, ScriptedOrder, Voice
+from server.schemas.scripted import ScriptedEnd, ScriptedLimits, ScriptedOrder, Voice
 from server.schemas.tasks import TRAIN
 from server.schemas.trials import TrialRequest
 
@@ -35,7 +35,6 @@ from .store import Store
 CONTEXT = 400_000
 """Tokens, which are bytes here: about 100,000 of a real vocabulary."""
 MAX_OUTPUT = 20_000
-MAX_TURNS = 200
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Stage:
     host: Backend
 
     async def play(
-        self, harness: str, voices: Sequence[Voice], trial_id: str = "trial", max_turns: int = MAX_TURNS, **budgets: float
+        self, harness: str, voices: Sequence[Voice], trial_id: str = "trial", limits: ScriptedLimits | None = None, **budgets: float
     ) -> Played:
         """One trial of the room's only task. `budgets` are seconds by stage. Raises VerifyError when the learning side is missing."""
         context = self.room.spec.model.context
@@ -71,7 +70,7 @@ class Stage:
             harness=harness,
             context=context,
             max_tokens=MAX_OUTPUT,
-            max_turns=max_turns,
+            limits=limits or ScriptedLimits(),
             voices=list(voices),
         )
         # Only a sandbox that lives on this machine can be looked into from it.

@@ -39,6 +39,15 @@ class Voice(_Part):
     turns: list[ScriptedTurn] = Field(min_length=1)
 
 
+class ScriptedLimits(_Part):
+    """The rollout section's limits by their names there, in tokens but for the turns."""
+
+    max_turns: int = 200
+    prompt_budget: int | None = None
+    response_budget: int | None = None
+    token_budget: int | None = None
+
+
 class ScriptedOrder(_Part):
     """Open one rollout. Answered by `ScriptedReady`; the next line, of any content, closes it and is answered by `ScriptedEnd`."""
 
@@ -48,7 +57,7 @@ class ScriptedOrder(_Part):
     context: int
     """Longest sequence in tokens. Every byte is one token here, so prompts are four times as long as with a real vocabulary."""
     max_tokens: int = 20_000
-    max_turns: int = 200
+    limits: ScriptedLimits = Field(default_factory=ScriptedLimits)
     voices: list[Voice] = Field(min_length=1)
 
     @field_serializer("key", when_used="json")

@@ -23,7 +23,8 @@ async def serve(order: ScriptedOrder) -> None:
     await proxy.start()
     try:
         sampling = Sampling(temperature=1.0, max_tokens=order.max_tokens, stop_token_ids=rendering.stop_token_ids)
-        limits = Limits(max_turns=order.max_turns, context=order.context)
+        given = order.limits
+        limits = Limits(given.max_turns, order.context, given.prompt_budget, given.response_budget, given.token_budget)
         url = await proxy.open(order.rollout_id, order.key.get_secret_value(), sampling, limits, order.harness)
         print(ScriptedReady(url=url).model_dump_json(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
