@@ -17,9 +17,9 @@ class Capture:
     """The graph of a rollout and the facts that admission needs.
 
     `turn_cap_hit` and `over_length` say that the last call of the rollout was refused, or its answer cut off, for that reason.
-    `engine_error` and `proxy_error` make the trial `Failed`: they hold one line for a person. `cancelled` counts calls whose client went away before the engine answered,
-    `cancelled_tokens` what the engine had streamed of them: such a call leaves no turn. `lost_tokens` were streamed by calls that the
-    engine then failed for good, and are in no turn either.
+    `engine_error` and `proxy_error` make the trial `Failed`: they hold one line for a person. `cancelled` counts calls whose client
+    went away before the engine answered, `cancelled_tokens` what the engine had streamed of them: such a call leaves no turn.
+    `lost_tokens` were streamed by calls that the engine then failed for good, and are in no turn either.
     A capture stays in its process; what travels is `samples()`, `record()` and `to_bytes()`.
     """
 
