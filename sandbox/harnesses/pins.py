@@ -28,8 +28,8 @@ class PythonPin:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the tree's content: the lock, the kind of Python, and how a tree is laid out."""
-        return hashlib.sha256(self.lock.read_bytes() + f"{sys.implementation.cache_tag}, with its own Python".encode()).hexdigest()
+        """SHA-256 of what decides the tree's content: the lock, the Python that goes with it, and how a tree is laid out."""
+        return hashlib.sha256(self.lock.read_bytes() + f"{sys.version}, with its own Python".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
