@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,17 +17,20 @@ class Slots:
 
     Invariant: position p < len(tokens[slot]) holds keys, values and routes of tokens[slot][p] behind tokens[slot][:p], all under the
     weights of today. An idle slot is kept until its session is released, the weights change, or it is the least recently used one
-    when another session needs room. Memory is touched only as far as slots are used.
+    when another session needs room. Memory is touched only as far as slots are used: a context of 200,000 tokens that nobody fills
+    costs nothing.
     """
 
     def __init__(self, shape: Shape, capacity: int, context: int) -> None:
         size = (capacity, context, shape.kv_heads, shape.head_dim)
         self.context = context
-        self.keys = [torch.empty(size) for _ in range(shape.layers)]
-        self.values = [torch.empty(size) for _ in range(shape.layers)]
+        self.keys = [_untouched(size) for _ in range(shape.layers)]
+        self.values = [_untouched(size) for _ in range(shape.layers)]
         kind = np.dtype(np.uint8 if shape.experts <= 256 else np.uint16)
         self.routes = np.zeros((capacity, context, shape.layers, shape.top_k), kind) if shape.experts else None
         self.tokens: list[list[int]] = [[] for _ in range(capacity)]
+        self._written = [0] * capacity
+        """Positions of each slot that may hold something; the rest are zeros. Brought up to date where `tokens` shrinks."""
         self._salts: list[str] = [""] * capacity
         self._free = list(reversed(range(capacity)))
         self._idle: dict[int, str] = {}  # in order of last use
@@ -54,6 +59,7 @@ class Slots:
         self.prompted += len(prompt)
         self.reused += min(shared, len(prompt) - 1)
         self._pinned[slot], self._salts[slot] = session, salt
+        self._note(slot)
         del self.tokens[slot][min(shared, len(prompt) - 1) :]
         return slot
 
@@ -93,12 +99,24 @@ class Slots:
         """A free slot, zeroed: rows of one batch read beyond their own length, masked, and a NaN left there would pass the mask."""
         slot = self._free.pop()
         for tensor in (*self.keys, *self.values):
-            tensor[slot].zero_()
+            tensor[slot, : self._written[slot]].zero_()
+        self._written[slot] = 0
         return slot
 
+    def _note(self, slot: int) -> None:
+        self._written[slot] = max(self._written[slot], len(self.tokens[slot]))
+
     def _clear(self, slot: int) -> None:
+        self._note(slot)
         self.tokens[slot].clear()
         self._free.append(slot)
+
+
+def _untouched(size: tuple[int, ...]) -> torch.Tensor:
+    """fp32 zeros that take no memory until they are written, and then only their pages. (torch would write them all, and numpy asks for
+    huge pages: 2 MB for the first token of every slot and layer.)"""
+    pages = mmap.mmap(-1, math.prod(size) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.float32).view(size)
 
 
 def _common(cached: Sequence[int], prompt: Sequence[int]) -> int:
