@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import psutil
 import pytest
 
-from sandbox.harnesses.hands import DONE, HANDS
+from sandbox.harnesses.hands import HANDS
 from sandbox.harnesses.stage import Played, Stage, stage
 from sandbox.harnesses.verify import repair_voice, task
 from server.schemas.outcome import Cause, Failed, Scored, Termination
@@ -24,11 +24,16 @@ SLEEP = f"python3 -c 'import time; time.sleep({MARK})'"
 """Claude Code refuses to run `sleep` by itself."""
 
 
-def in_stage(body: Callable[[Stage], Awaitable[None]], **limits: int) -> None:
+STARTS = {NAME: ("exec", "/claude"), "codex": ("exec", "/codex"), "mini-swe-agent": ("warm_fork", "mini_parent")}
+"""How a harness is started, and what is on its command line: a program of its own, and a fork of a process that lives outside."""
+
+
+def in_stage(body: Callable[[Stage], Awaitable[None]], name: str = NAME, **limits: int) -> None:
     async def main() -> None:
-        async with stage([pinned(NAME)], store(NAME), **limits) as room:
+        harness = pinned(name).model_copy(update={"start": STARTS[name][0]})
+        async with stage([harness], store(name), **limits) as room:
             await body(room)
-            again = await room.play(NAME, [repair_voice(NAME, task())], "next")
+            again = await room.play(name, [repair_voice(name, task())], "next")
             assert again.outcome == Scored(reward=1, termination=Termination.COMPLETED)
             assert not left()
 
@@ -39,27 +44,27 @@ def left() -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cmdline"]) if MARK in " ".join(process.info["cmdline"] or ())]
 
 
-async def does(room: Stage, command: str, agent_s: float = 120) -> Played:
+async def does(room: Stage, command: str, agent_s: float = 120, name: str = NAME) -> Played:
     """A trial in which the policy repairs the file, runs one command, and ends."""
-    main = repair_voice(NAME, task())
-    faulty = main.model_copy(update={"turns": [*main.turns[:3], HANDS[NAME].run(command), DONE]})
-    return await room.play(NAME, [faulty], "faulty", agent_s=agent_s)
+    main = repair_voice(name, task())
+    faulty = main.model_copy(update={"turns": [*main.turns[:3], HANDS[name].run(command), *HANDS[name].finish]})
+    return await room.play(name, [faulty], "faulty", agent_s=agent_s)
 
 
-def test_a_harness_that_is_killed_is_graded_as_a_fault_of_the_agent() -> None:
+@pytest.mark.parametrize("name", STARTS)
+def test_a_harness_that_is_killed_is_graded_as_a_fault_of_the_agent(name: str) -> None:
     async def body(room: Stage) -> None:
-        trial = asyncio.create_task(does(room, SLEEP))
+        trial = asyncio.create_task(does(room, SLEEP, name=name))
         while not (sleeping := left()):
             assert not trial.done(), trial.result()
             await asyncio.sleep(0.1)
-        (harness,) = [p for p in sleeping[0].parents() if p.cmdline()[:1] and p.cmdline()[0].endswith("/claude")]
-        harness.kill()
+        next(process for process in sleeping[0].parents() if STARTS[name][1] in " ".join(process.cmdline())).kill()
         played = await trial
         assert isinstance(played.outcome, Scored)
         assert (played.outcome.reward, played.outcome.termination) == (1, Termination.AGENT_FAULT)
         assert "signal 9" in played.outcome.detail
 
-    in_stage(body)
+    in_stage(body, name)
 
 
 def test_an_agent_that_kills_all_it_can_is_graded_as_its_own_fault() -> None:
@@ -88,9 +93,10 @@ def test_a_fork_without_end_is_the_agents_own_fault() -> None:
     in_stage(body, processes=64)
 
 
-def test_ignoring_signals_does_not_outlive_the_deadline() -> None:
+@pytest.mark.parametrize("name", [NAME, "mini-swe-agent"])  # Codex itself stops waiting for a command after ten seconds
+def test_ignoring_signals_does_not_outlive_the_deadline(name: str) -> None:
     async def body(room: Stage) -> None:
-        played = await does(room, f"trap '' TERM INT HUP; setsid {SLEEP} & {SLEEP}", agent_s=12)
+        played = await does(room, f"trap '' TERM INT HUP; setsid {SLEEP} & {SLEEP}", agent_s=12, name=name)
         assert isinstance(played.outcome, Failed) and played.outcome.cause is Cause.AGENT_TIMEOUT
 
-    in_stage(body)
+    in_stage(body, name)
