@@ -74,17 +74,15 @@ class Message:
 
 def digest(key: Key) -> bytes:
     """Of nested tuples of strings and bytes. What keeps it must not keep the whole history of its request alive."""
-    parts = list[bytes]()
+    return hashlib.blake2b(b"".join(_framed(key)), digest_size=16).digest()
 
-    def add(part: Key | str | bytes) -> None:
+
+def _framed(key: Key) -> list[bytes]:
+    parts = [b"t%d:" % len(key)]
+    for part in key:
         if isinstance(part, tuple):
-            parts.append(b"t%d:" % len(part))
-            for item in part:
-                add(item)
+            parts += _framed(part)
         else:
             raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-            parts.append(b"s%d:" % len(raw))
-            parts.append(raw)
-
-    add(key)
-    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
+            parts += (b"s%d:" % len(raw), raw)
+    return parts

@@ -136,6 +136,7 @@ class Proxy:
                 await line.answer(200, json.dumps({"input_tokens": session.count(request)}))
             else:
                 await answer(line, dialect, session, request, self._rendering, self.patience)
+                session.reader.settle()
         except Refusal as refusal:
             log.info("call refused: rollout=%r reason=%s %s", call.rollout_id, refusal.reason, refusal.message)
             await line.refuse(dialect, refusal)

@@ -49,12 +49,15 @@ class Reader:
         self._parts: dict[int, Part] = {}
         self.held = 0
         """Bytes of the parts that are kept."""
+        self._grew: tuple[bytes, int] = b"", 0
+        """The last body and where its list ends, until `settle`."""
         self._object = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._list = msgspec.json.Decoder(list[msgspec.Raw])
         self._forget()
 
     def load(self, raw: bytes) -> Any:
         """The body, a `Body` when it is an object. Raises Refusal as `fields.load` does."""
+        self.settle()
         if self.held > len(raw) + KEPT_BYTES:
             self._forget()
         try:
@@ -65,7 +68,14 @@ class Reader:
             self._forget()
         return body
 
+    def settle(self) -> None:
+        """Copy what the next body is compared with. It is left for after the call, which would have to wait for it."""
+        raw, end = self._grew
+        if raw:
+            self._head, self._grew = raw[:end], (b"", 0)
+
     def _forget(self) -> None:
+        self._grew = b"", 0
         self._known, self._parts, self.held = {}, {}, 0
         self._head = self._tail = b""
         self._name, self._body = "", Body({}, {}, {})
@@ -83,7 +93,7 @@ class Reader:
         last = self._body
         if not (items := self._items(b"[" + new[1:] + b"]")):
             return None
-        self._head, self._body = raw[:end], Body({**last, self._name: last[self._name] + items}, self._parts, last.made)
+        self._grew, self._body = (raw, end), Body({**last, self._name: last[self._name] + items}, self._parts, last.made)
         return self._body
 
     def _anew(self, raw: bytes) -> Body:
