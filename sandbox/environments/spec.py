@@ -15,6 +15,9 @@ User = Literal["agent", "root"]
 LimitsMode = Literal["cgroup", "rlimit"]
 
 OPEN_FILES = 4096
+UNWATCHED_CPU_S = 30
+"""CPU seconds that one process may use beyond what all of a sandbox may together, where somebody watches the whole. With less, its own end
+could come before anybody looks, and a command whose parts all ended so would seem to have ended by itself."""
 DEFAULT_ENV: Mapping[str, str] = MappingProxyType(
     {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/agent", "USER": "agent", "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108 -- in the sandbox
 )

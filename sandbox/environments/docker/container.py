@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.environments.spec import OPEN_FILES, SandboxSpec
+from sandbox.environments.spec import OPEN_FILES, UNWATCHED_CPU_S, SandboxSpec
 
 AGENT = 61000
 """User and group of the agent: in no image, and no container's root may become it but the verifier's."""
@@ -13,9 +13,6 @@ OWNER, EXPIRES, TRIAL = "lego-rl.owner", "lego-rl.expires", "lego-rl.trial"
 """Labels of all that we make on an engine: the token of its owner, seconds since the epoch, the trial's name."""
 _OURS = 3
 """Processes of ours in a container beside each command: its first two, and the one that starts the command."""
-_UNWATCHED_S = 30
-"""CPU seconds that one process may use beyond what all together may. With less, its own end could come before anybody looks at the whole,
-and a command whose parts all ended so would seem to have ended by itself."""
 _FAMILIES = (1, 2, 10, 16)
 _NEW_NAMESPACE = 0x7E020000
 _MISSING = ["io_uring_setup", "io_uring_enter", "io_uring_register", "clone3"]
@@ -61,7 +58,7 @@ def seccomp() -> str:
 
 
 def rlimits(spec: SandboxSpec) -> dict[str, int]:
-    return {"CORE": 0, "CPU": spec.limits.cpu_s + _UNWATCHED_S, "FSIZE": spec.limits.disk_mb << 20, "NOFILE": OPEN_FILES}
+    return {"CORE": 0, "CPU": spec.limits.cpu_s + UNWATCHED_CPU_S, "FSIZE": spec.limits.disk_mb << 20, "NOFILE": OPEN_FILES}
 
 
 def host_config(spec: SandboxSpec, binds: dict[str, str], storage_opt: bool) -> dict[str, Any]:

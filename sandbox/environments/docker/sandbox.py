@@ -200,15 +200,27 @@ class DockerSandbox:
     async def usage(self) -> UsageReport:
         """Counted by the container's own cgroup until `kill`."""
         if self._usage is None:
-            return self._report(await self._counters(), running=True)
+            counted, running = await self._counters(), await self._seen()
+            return self._report(counted, running)
         return replace(self._usage, running=False)
+
+    async def _seen(self) -> bool:
+        """Look at disk and end as `watch` does, but now: whoever asks must not have to wait for its turn. Whether the container runs."""
+        state, used = await self._engine.call(collect.ended, self._engine.api, self.container)
+        marks = self.marks
+        marks.disk_used = max(marks.disk_used, used)
+        # A quota refuses the block that does not fit: within a hundredth is full.
+        marks.disk_full = marks.disk_full or used * 100 >= (self.spec.limits.disk_mb << 20) * 99
+        marks.out_of_memory = max(marks.out_of_memory, int(bool(state.get("OOMKilled"))))
+        return bool(state.get("Running"))
 
     def _report(self, found: dict[str, int], running: bool) -> UsageReport:
         marks = self.marks
         return UsageReport(
             running=running,
             cpu_s=found.get("cpu_ns", 0) / 1e9,
-            cpu_exceeded=marks.cpu_exceeded,
+            # Counted at the end, so that it does not matter whether somebody looked in time.
+            cpu_exceeded=marks.cpu_exceeded or found.get("cpu_ns", 0) > self.spec.limits.cpu_s * 1_000_000_000,
             memory_peak=found.get("memory_peak", 0),
             out_of_memory=max(found.get("oom_kill", 0), marks.out_of_memory),
             process_limit_hits=found.get("pids_hits", 0) or int(marks.crowded),
@@ -233,10 +245,7 @@ class DockerSandbox:
         self.marks.killed = True
         await self.close_gate()
         await self._engine.call(collect.kill, self._engine.api, self.container)
-        state, used = await self._engine.call(collect.ended, self._engine.api, self.container)
-        self.marks.disk_used = max(self.marks.disk_used, used)
-        self.marks.disk_full = self.marks.disk_full or used >= self.spec.limits.disk_mb << 20
-        self.marks.out_of_memory = max(self.marks.out_of_memory, int(bool(state.get("OOMKilled"))))
+        await self._seen()
         self._usage = self._report(counted, running=False)
 
     async def destroy(self) -> None:

@@ -17,7 +17,7 @@ from sandbox.environments import archive
 from sandbox.environments.archive import Change
 from sandbox.environments.errors import NotStarted, SandboxError, SandboxLost
 from sandbox.environments.namespace.seccomp import PROGRAM
-from sandbox.environments.spec import DEFAULT_ENV, OPEN_FILES, ExecResult, SandboxSpec, UsageReport, User
+from sandbox.environments.spec import DEFAULT_ENV, OPEN_FILES, UNWATCHED_CPU_S, ExecResult, SandboxSpec, UsageReport, User
 
 from . import gates, stream
 from .api import Absent, ApiError, Object
@@ -102,7 +102,13 @@ class PodSandbox:
 
     def _rlimits(self) -> dict[str, int]:
         limits = self.spec.limits
-        return {"CORE": 0, "CPU": limits.cpu_s, "FSIZE": limits.disk_mb << 20, "NOFILE": OPEN_FILES, "NPROC": limits.processes}
+        return {
+            "CORE": 0,
+            "CPU": limits.cpu_s + UNWATCHED_CPU_S,
+            "FSIZE": limits.disk_mb << 20,
+            "NOFILE": OPEN_FILES,
+            "NPROC": limits.processes,
+        }
 
     async def _ask(self, request: Mapping[str, Any], data: bytes = b"", seconds: float | None = _ASK_S) -> Answer:
         if self._killed and request["op"] not in ("collect", "pack", "kill", "usage"):
@@ -131,7 +137,7 @@ class PodSandbox:
         self._starved = self._starved or (starved and not self._killed)
         if end is None and not self._killed and not starved:
             return lost
-        words = "the sandbox is out of memory: not even our own program can run in it" if starved else "the sandbox was killed"
+        words = "our own program in the sandbox was ended for want of memory or CPU time" if starved else "the sandbox was killed"
         gone = SandboxLost(f"the pod is gone: {end.words}" if end else words)
         gone.stdout = lost.stdout if isinstance(lost, LostStatus) else b""
         return gone
@@ -246,12 +252,15 @@ class PodSandbox:
             end = self._end()
         counted, limits = self._counted, self.spec.limits
         cpu_s = float(counted.get("cpu_s", 0))
+        cpu_exceeded = cpu_s > limits.cpu_s
+        # One watchdog that finds too much CPU used ends all others too: that is no lack of memory.
+        starved = self._starved and not cpu_exceeded
         return UsageReport(
             running=end is None and not self._killed,
             cpu_s=cpu_s,
-            cpu_exceeded=cpu_s > limits.cpu_s,
+            cpu_exceeded=cpu_exceeded,
             memory_peak=int(counted.get("memory_peak", 0)),
-            out_of_memory=max(int(counted.get("out_of_memory", 0)), int(self._starved or (end is not None and end.out_of_memory))),
+            out_of_memory=max(int(counted.get("out_of_memory", 0)), int(starved or (end is not None and end.out_of_memory))),
             process_limit_hits=max(int(counted.get("process_limit_hits", 0)), int(self._crowded or counted.get("at_process_limit", False))),
             disk_used=int(counted.get("disk_used", 0)),
             disk_full=(end is not None and end.disk_full) or bool(counted.get("disk_full")),

@@ -167,6 +167,8 @@ class Command:
                     self.take_output(fd)
             pid, status = os.waitpid(self.child, os.WNOHANG)
             if pid:
+                # Another watchdog may have ended the whole just now, and all of it may have ended before anybody looked.
+                self.out_of_cpu = self.out_of_cpu or self.over_cpu()
                 self.drain()
                 return status
 

@@ -18,7 +18,7 @@ from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.images.cache import IN_PLACE, Rootfs, cache_of
 from sandbox.environments.images.fetch import fetch_all, lacking
 from sandbox.environments.images.tree import copy_tree
-from sandbox.environments.spec import OPEN_FILES, LimitsMode, SandboxSpec
+from sandbox.environments.spec import OPEN_FILES, UNWATCHED_CPU_S, LimitsMode, SandboxSpec
 from server.schemas.runspec import Sandbox as Settings
 
 from . import owner
@@ -196,13 +196,14 @@ class Host(Backend):
 
     def _request(self, spec: SandboxSpec, rootfs: Rootfs | None, python: str) -> dict[str, Any]:
         limits = spec.limits
+        watched = self.limits_mode == "cgroup"
         rlimits = {
             "CORE": 0,
-            "CPU": limits.cpu_s,
+            "CPU": limits.cpu_s + UNWATCHED_CPU_S if watched else limits.cpu_s,
             "FSIZE": limits.disk_mb << 20,
             "NOFILE": min(OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4),
         }
-        if self.limits_mode == "rlimit":
+        if not watched:
             rlimits |= {"DATA": limits.memory_mb << 20, "NPROC": limits.processes + 1}
         mounts = [(str(mount.source.resolve()), mount.at) for mount in spec.mounts]
         return {

@@ -266,7 +266,8 @@ class Spawner:
         used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
         # A program that met the full disk may have removed some of its own files since: within a hundredth is full.
         full = disk.f_bavail * 100 < disk.f_blocks or disk.f_favail * 100 < disk.f_files
-        facts = asdict(usage) | {"cpu_exceeded": sandbox.cpu_exceeded, "disk_used": used, "disk_full": full, "running": bool(sandbox.pid)}
+        exceeded = sandbox.cpu_exceeded or (sandbox.group is not None and usage.cpu_s > sandbox.cpu_limit_s)
+        facts = asdict(usage) | {"cpu_exceeded": exceeded, "disk_used": used, "disk_full": full, "running": bool(sandbox.pid)}
         self._send({"id": request, "usage": facts})
 
     def _pack(self, message: dict[str, Any], sandbox: _Sandbox, fds: list[int]) -> None:
@@ -314,10 +315,11 @@ class Spawner:
         self._send({"id": sandbox.created_by, **facts, "shell": message["shell"]})
 
     def _kill(self, sandbox: _Sandbox) -> None:
-        if sandbox.group:
-            sandbox.group.kill()
+        """Process 1 first: with it alive a moment longer, it could tell of a command that we ended as of one that ended by itself."""
         if sandbox.pid:
             os.kill(sandbox.pid, signal.SIGKILL)
+        if sandbox.group:
+            sandbox.group.kill()
 
     def _reap(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -94,10 +95,29 @@ async def test_cpu_time_is_bounded(place: Place) -> None:
             await sandbox.exec("for i in 1 2 3 4; do python3 -c 'while True: pass' & done; wait", timeout_s=60)
         await sandbox.kill()
         assert (await sandbox.usage()).cpu_exceeded
+        # One process alone, and every command beside it, come to the same end: none seems to have ended by itself.
+        sandbox = await place.sandbox(SandboxSpec(limits=LIMITS.model_copy(update={"cpu_s": 1})))
+        commands = [["python3", "-c", "while True: pass"], *[["sleep", "1000"]] * 3]
+        ends = await asyncio.gather(*(sandbox.exec(command, timeout_s=600) for command in commands), return_exceptions=True)
+        assert [type(end) for end in ends] == [SandboxLost] * 4, ends
+        await sandbox.kill()
+        report = await sandbox.usage()
+        assert (report.cpu_exceeded, report.out_of_memory) == (True, 0)
     else:  # each process alone
         result = await sandbox.exec(["python3", "-c", "while True: pass"], timeout_s=60)
         assert not result.timed_out
         assert result.return_code in (-9, -24)  # SIGKILL or SIGXCPU
+
+
+@contract
+async def test_a_limit_that_was_passed_before_anybody_looked_counts(place: Place) -> None:
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS.model_copy(update={"cpu_s": 1})))
+    if place.host.limits_mode != "cgroup":
+        return
+    with contextlib.suppress(SandboxLost):  # who looks first is a matter of chance, and must not matter
+        await sandbox.exec(["python3", "-c", "import time\nwhile time.process_time() < 1.1: pass"], timeout_s=60)
+    await sandbox.kill()
+    assert (await sandbox.usage()).cpu_exceeded
 
 
 @contract
