@@ -83,6 +83,9 @@ class RunnerClient:
         while True:
             try:
                 response = await self._http.post(f"{runner.url}/trials", json=request.model_dump(mode="json"))
+            except asyncio.CancelledError:
+                await self._cancel(runner, request.trial_id)  # the runner may have it, although it did not say so yet
+                raise
             except httpx.TransportError as error:
                 present = await self._wait_for_runner(deadline, error)
                 if present.boot != runner.boot and not isinstance(error, httpx.ConnectError):

@@ -123,8 +123,7 @@ async def test_cancelling_cancels_the_trial_at_the_runner(runner: FakeRunner, ru
     runner.play = never_ends
     client = RunnerClient(runner_file, "token")
     running = asyncio.create_task(client.run(request()))
-    await submitted(runner)
-    await asyncio.sleep(0.1)
+    await submitted(runner)  # its answer may be still on the way
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
