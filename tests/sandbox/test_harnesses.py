@@ -169,7 +169,7 @@ def test_a_killed_runner_leaves_nothing_and_the_next_one_goes_on() -> None:
             below = [process for process in psutil.Process(room.process.pid).children(recursive=True) if process.is_running()]
         room.process.kill()
         await room.process.wait()
-        _, alive = psutil.wait_procs(below, timeout=10)
+        _, alive = psutil.wait_procs(below, timeout=60)
         assert not alive
         room.process = await launch(room.run)
         assert len(list((room.run.root / "sandboxes").iterdir())) == 1

@@ -25,7 +25,7 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
 
 def refused(data_dir: Path, *arguments: str) -> str:
     """What a server that cannot start says."""
-    done = subprocess.run(command(data_dir, *arguments), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command(data_dir, *arguments), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -40,7 +40,7 @@ def serving(data_dir: Path) -> Iterator[ServerFile]:
         yield ServerFile.model_validate_json(DataDir(data_dir).server_file.read_bytes())
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_server_says_where_it_listens_while_it_does(tmp_path: Path) -> None:

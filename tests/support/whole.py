@@ -69,12 +69,12 @@ def processes_on(data: DataDir) -> list[psutil.Process]:
         except psutil.Error:
             return False
 
-    for _ in range(100):
+    end = time.monotonic() + 60
+    while True:
         left = [process for process in psutil.process_iter() if belongs(process)]
-        if not left:
-            break
+        if not left or time.monotonic() > end:
+            return left
         time.sleep(0.1)
-    return left
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 300) -> None:

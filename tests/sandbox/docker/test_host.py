@@ -26,6 +26,7 @@ from sandbox.environments.spec import Directory, RoMount, SandboxSpec
 from server.schemas.runspec import Limits
 from tests.sandbox.environments import docker_engine as docker
 from tests.sandbox.environments.docker_engine import IMAGE, DockerRoom, TestEngine, settings_for
+from tests.sandbox.environments.test_contract import processes, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SMALL = Limits(memory_mb=128, processes=32, cpu_s=20, disk_mb=4, output_kb=64)
@@ -216,15 +217,15 @@ def test_nothing_is_left_of_a_host(docker_engine: TestEngine) -> None:
             await host.create(spec())
             sandbox = await host.create(spec(directories=(Directory("/logs/agent"),)))
             await sandbox.open_gate("127.0.0.1", 9)
-            running = asyncio.create_task(sandbox.exec("sleep 600"))
-            await asyncio.sleep(0.3)
+            running = asyncio.create_task(sandbox.exec("sleep 4721.25"))
+            await until(lambda: processes("sleep 4721.25"))
             running.cancel()
             await asyncio.wait([running])
 
     before = ours(docker_engine)
     asyncio.run(main())
     assert ours(docker_engine) == before
-    for _ in range(20):
+    for _ in range(600):
         gc.collect()  # the SDK's responses hold each other
         if threading.active_count() <= threads and open_files() <= descriptors:
             return
@@ -240,8 +241,8 @@ def test_an_engine_that_dies_loses_its_sandboxes_and_says_so(tmp_path: Path) -> 
         with docker.engine() as engine:
             host = await DockerHost.start(tmp_path, settings_for(engine))
             sandbox = await host.create(spec())
-            running = asyncio.create_task(sandbox.exec("echo begun; sleep 600"))
-            await asyncio.sleep(0.5)
+            running = asyncio.create_task(sandbox.exec("echo begun; sleep 4722.25"))
+            await until(lambda: processes("sleep 4722.25"))
             os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(SandboxLost):
                 await running

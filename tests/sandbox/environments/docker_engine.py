@@ -139,7 +139,7 @@ def _wait(root: Path, process: subprocess.Popen[bytes]) -> None:
 
 def _remove(root: Path, parent: str) -> None:
     """Mounts went with the namespace. Cgroups are busy until the last process has been reaped."""
-    for _ in range(100):
+    for _ in range(1200):
         groups = [path for name in _GROUPS for path in Path("/sys/fs/cgroup", name).glob(f"**/{parent}") if path.is_dir()]
         for group in groups:
             for place, _, _ in os.walk(group, topdown=False):

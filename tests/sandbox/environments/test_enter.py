@@ -113,8 +113,8 @@ async def test_the_wait_status_is_the_childs_own(place: Place) -> None:
     sandbox = await place.sandbox()
     assert await run_inside(sandbox, lambda: os._exit(3)) == (3, "")
     assert (await run_inside(sandbox, lambda: os.kill(os.getpid(), 15)))[0] in (-15, 7)  # process 2 of a namespace: the signal counts
-    hold = asyncio.create_task(run_inside(sandbox, lambda: __import__("time").sleep(600)))
-    await asyncio.sleep(0.3)
+    hold = asyncio.create_task(run_inside(sandbox, lambda: os.execv("/bin/sleep", ["sleep", "4732.25"])))  # noqa: S606
+    await until(lambda: bool(processes("sleep 4732.25")))
     await sandbox.kill()
     assert (await hold)[0] == -9
 

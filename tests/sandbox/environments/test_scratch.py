@@ -60,7 +60,7 @@ def test_many_at_once_are_apart_and_a_killed_spawner_leaves_no_device(tmp_path: 
         await host.stop()
 
     asyncio.run(body())
-    for _ in range(100):
+    for _ in range(600):
         if not loops(tmp_path):
             break
         asyncio.run(asyncio.sleep(0.1))

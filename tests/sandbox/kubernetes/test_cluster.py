@@ -20,6 +20,7 @@ from sandbox.environments.spec import RoMount, SandboxSpec
 from server.schemas.runspec import Limits
 from tests.sandbox.environments.fake_kubernetes import NAMESPACE, FakeCluster, Image
 from tests.sandbox.environments.kubernetes_room import IMAGE, KubernetesRoom, fake_cluster, settings_for
+from tests.sandbox.environments.test_contract import processes, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 LIMITS = Limits(memory_mb=128, processes=32, cpu_s=20, disk_mb=16, output_kb=64)
@@ -39,7 +40,7 @@ async def _drive(work: Awaitable[None]) -> None:
 
 
 async def gone(fake: FakeCluster) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while fake.pods:
             await asyncio.sleep(0.05)
 
@@ -125,8 +126,9 @@ def test_an_eviction_for_its_own_disk_is_the_agents_and_another_is_not(run: Run,
 
     async def body(backend: Kubernetes, fake: FakeCluster) -> None:
         sandbox = await backend.create(SPEC)
-        running = asyncio.create_task(sandbox.exec("echo begun; sleep 60"))
-        await asyncio.sleep(1)
+        running = asyncio.create_task(sandbox.exec("echo begun; sleep 4723.25"))
+        await until(lambda: processes("sleep 4723.25"))
+        await asyncio.sleep(1)  # what it said is on its way through this loop
         await fake.node.fail(sandbox.name, "Evicted", messages[own])
         with pytest.raises(SandboxLost, match="Evicted") as lost:
             await running
@@ -275,7 +277,7 @@ def test_pods_of_others_go_when_their_time_is_over(tmp_path: Path) -> None:
                 old, young = await gone.create(SPEC), await gone.create(SPEC)
                 fake.pods[old.name]["metadata"]["annotations"]["lego-rl/expires"] = str(int(time.time()) - 1)
                 async with Kubernetes.open(root / "b", settings, prove=False):
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(60):
                         while list(fake.pods) != [young.name]:
                             await asyncio.sleep(0.1)
 

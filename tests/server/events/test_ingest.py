@@ -158,7 +158,7 @@ def test_sources_may_report_at_the_same_time(db: Database) -> None:
         assert session.scalar(sa.select(sa.func.count()).select_from(EventRow)) == len(trainer_events()) + len(runner_events())
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1))
 def test_any_interleaving_and_repetition_of_batches_gives_the_same_tables(db: Database, seed: int) -> None:
     clear(db)

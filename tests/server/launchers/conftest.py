@@ -32,7 +32,7 @@ class Server:
         self.process = subprocess.Popen([sys.executable, "-P", str(SCRIPT), str(self.data.root), self._database_url, str(port)])
         until(lambda: self.data.server_file.exists() and self._file().pid == self.process.pid)  # type: ignore[union-attr]
         token = self.data.token.read_text().strip()
-        self.http = httpx.Client(base_url=self._file().url, headers={"authorization": f"Bearer {token}"}, timeout=30, trust_env=False)
+        self.http = httpx.Client(base_url=self._file().url, headers={"authorization": f"Bearer {token}"}, timeout=60, trust_env=False)
 
     def kill(self) -> None:
         assert self.process
@@ -42,7 +42,7 @@ class Server:
     def down(self) -> None:
         assert self.process
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def clean_up(self) -> None:
         """What the runs of a failed test left."""

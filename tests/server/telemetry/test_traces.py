@@ -45,7 +45,7 @@ class Collector:
         Thread(target=self.server.serve_forever, daemon=True).start()
 
     def wait(self, count: int) -> list[Span]:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(self.spans) < count and time.monotonic() < deadline:
             time.sleep(0.05)
         return self.spans

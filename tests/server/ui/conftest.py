@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from server.db import Database
 from server.db.models import PlanRow, Run
@@ -155,7 +155,7 @@ def server(data: DataDir) -> Iterator[str]:
         yield ServerFile.model_validate_json(data.server_file.read_bytes()).url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,9 @@ def _sender(data: DataDir, server: str, source: str) -> Callable[[list[dict[str,
     def send(bodies: list[dict[str, Any]]) -> None:
         events = [{"source": source, "seq": n, "time": 9000.0 + n, "body": body} for n, body in enumerate(bodies, 1)]
         token = data.token.read_text().strip()
-        answer = httpx.post(f"{server}/api/runs/r1/events", json={"events": events}, headers={"authorization": f"Bearer {token}"})
+        answer = httpx.post(
+            f"{server}/api/runs/r1/events", json={"events": events}, headers={"authorization": f"Bearer {token}"}, timeout=60
+        )
         answer.raise_for_status()
 
     return send
@@ -188,6 +190,7 @@ def browser() -> Iterator[Browser]:
         "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
     )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=quiet.split())
+        browser = playwright.chromium.launch(executable_path=chromium, args=quiet.split(), timeout=120_000)
+        expect.set_options(timeout=60_000)  # it bounds a hang only
         yield browser
         browser.close()

@@ -49,7 +49,7 @@ def test_a_run_shows_curves_and_the_forming_step_and_stays_current(page: Page, a
     outcome = {"type": "outcome", "trial_id": "late-0", "outcome": {"kind": "scored", "reward": 1, "termination": "completed"}}
     evaluation = {"type": "evaluation", "step": 6, "resolved": 60, "executed": 95, "total": 96}
     append([group, trial, outcome, {"type": "step", "step": 6, "metrics": {"actor/grad_norm": 0.3}}, evaluation])
-    expect(page.locator("body[data-drawn='7']")).to_be_attached(timeout=10_000)
+    expect(page.locator("body[data-drawn='7']")).to_be_attached()
     expect(page.locator("#live")).to_contain_text("62%")  # 60 of 96, by itself
     page.locator("#metric-key").select_option("actor/grad_norm")
     shot(page, "run-later")

@@ -35,6 +35,12 @@ def make_engine(model: PreTrainedModel, *, slots: int = 128, seed: int = 0) -> C
     return CpuEngine(Shape.from_hf(model.config.to_dict()), model.state_dict(), context=CONTEXT, slots=slots, seed=seed)
 
 
+async def steps(number: int = 6) -> None:
+    """Let the engine, which lives in this loop, take a few steps. It has sampled a token behind the second one."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
 def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(VOCAB, size=length).tolist()
 
@@ -141,7 +147,7 @@ async def test_cancelling_frees_the_row_and_others_go_on(moe: PreTrainedModel) -
     engine = make_engine(moe, slots=1)
     running = asyncio.create_task(engine.generate(GenerationRequest("a", prompt(1, 10), Sampling(1.0, 100, ()))))
     waiting = asyncio.create_task(engine.generate(GenerationRequest("b", prompt(2, 10), GREEDY)))
-    await asyncio.sleep(0.02)
+    await steps()
     assert engine.load == (1, 1, 1)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -155,7 +161,7 @@ async def test_cancelling_frees_the_row_and_others_go_on(moe: PreTrainedModel) -
 async def test_what_a_cancelled_row_left_is_still_a_valid_prefix(moe: PreTrainedModel) -> None:
     engine = make_engine(moe)
     running = asyncio.create_task(engine.generate(GenerationRequest("a", prompt(1, 30), Sampling(1.0, 100, ()))))
-    await asyncio.sleep(0.02)
+    await steps()
     running.cancel()
     tokens = prompt(1, 30) + prompt(2, 5)
     check(moe, tokens, await engine.generate(GenerationRequest("a", tokens, WARM)), WARM.temperature)
@@ -176,7 +182,7 @@ async def test_one_session_may_ask_twice_at_once(moe: PreTrainedModel) -> None:
 async def test_release_ends_requests_of_that_session_only(moe: PreTrainedModel, running: bool) -> None:
     engine = make_engine(moe)
     mine, other = (asyncio.create_task(engine.generate(GenerationRequest(name, prompt(1, 30), Sampling(0.0, 50, ())))) for name in "ab")
-    await asyncio.sleep(0.02 if running else 0)
+    await steps(6 if running else 1)
     engine.release("a")
     partial = await mine
     assert partial.stop_reason == "aborted" and bool(partial.token_ids) == running
@@ -211,7 +217,7 @@ async def test_new_weights_and_abort_end_requests_with_what_they_have(moe: PreTr
         engine = make_engine(moe, slots=1)
         running = asyncio.create_task(engine.generate(GenerationRequest("a", prompt(1, 20), Sampling(1.0, 120, ()), routes_from=15)))
         waiting = asyncio.create_task(engine.generate(GenerationRequest("b", prompt(2, 20), Sampling(1.0, 3, ()))))
-        await asyncio.sleep(0.02)
+        await steps()
         if end == "abort":
             engine.abort_all()
             nothing = await waiting

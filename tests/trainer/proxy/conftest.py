@@ -39,7 +39,7 @@ class Rollout:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (what is waited for lies in the server, which has no event for it)
             await asyncio.sleep(0.005)
 

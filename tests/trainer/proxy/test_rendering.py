@@ -99,7 +99,7 @@ LATER = st.one_of(
 
 
 @given(TEXTS, st.lists(LATER, min_size=1, max_size=5), st.sampled_from([[], TOOLS, [*TOOLS, *TOOLS]]), st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_remembered_head_changes_no_id(tokenizer: Tokenizer, system: str, later: list[Message], tools: list[Any], thinking: bool) -> None:
     """A whole prompt is what the renderer gives for it in one piece."""
     rendering = Rendering(tokenizer, thinking=thinking)

@@ -65,7 +65,8 @@ async def test_retry_joins_whatever_the_retry_header_says_and_gets_all_of_the_st
     first = asyncio.create_task(post(rollout, stream=True))
     await until(lambda: rollout.engine.started == 1)
     late = [asyncio.create_task(post(rollout, stream=stream)) for stream in (True, False)]
-    await asyncio.sleep(0.05)
+    (flight,) = rollout.proxy._sessions["r-1"]._flights.values()
+    await until(lambda: flight.waiters == 3)
     gate.set()
     texts = [answer.text for answer in await asyncio.gather(first, *late)]
     assert rollout.engine.started == 1 and (await rollout.close()).policy_turns == 1

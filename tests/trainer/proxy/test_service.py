@@ -69,7 +69,8 @@ async def test_same_request_joins_the_call_in_flight(rollout: Rollout) -> None:
     rollout.engine.script, rollout.engine.gate = [say("One.")], asyncio.Event()
     waiting = [asyncio.create_task(say_hello(rollout)) for _ in range(3)]
     await until(lambda: rollout.engine.started == 1)
-    await asyncio.sleep(0.05)
+    (flight,) = rollout.proxy._sessions["r-1"]._flights.values()
+    await until(lambda: flight.waiters == 3)
     rollout.engine.gate.set()
     assert {message.content for message in await asyncio.gather(*waiting)} == {"One."}
     assert rollout.engine.started == 1
@@ -87,8 +88,9 @@ async def test_parallel_sub_agents_with_one_body_are_no_retries(rollout: Rollout
 
 async def test_client_that_hangs_up_cancels_the_engine(rollout: Rollout) -> None:
     rollout.engine.gate = asyncio.Event()
-    with pytest.raises(openai.APITimeoutError):
-        await rollout.openai.with_options(timeout=0.1).chat.completions.create(model="m", messages=HELLO)
+    leaves = asyncio.create_task(say_hello(rollout))
+    await until(lambda: rollout.engine.started == 1)
+    leaves.cancel()
     await until(lambda: rollout.engine.cancelled == 1)
     rollout.engine.gate.set()
     rollout.engine.script = [say("Again.")]
@@ -116,8 +118,11 @@ async def test_one_of_two_waiters_may_leave(rollout: Rollout) -> None:
     rollout.engine.script, rollout.engine.gate = [say("One.")], asyncio.Event()
     stays = asyncio.create_task(say_hello(rollout))
     await until(lambda: rollout.engine.started == 1)
-    with pytest.raises(openai.APITimeoutError):
-        await rollout.openai.with_options(timeout=0.1).chat.completions.create(model="m", messages=HELLO)
+    (flight,) = rollout.proxy._sessions["r-1"]._flights.values()
+    leaves = asyncio.create_task(say_hello(rollout))
+    await until(lambda: flight.waiters == 2)
+    leaves.cancel()
+    await until(lambda: flight.waiters == 1)
     rollout.engine.gate.set()
     assert (await stays).content == "One."
     assert rollout.engine.cancelled == 0

@@ -35,7 +35,7 @@ def both(made: Rendering, sampled: list[int], said: list[tuple[str, str]]) -> tu
 
 
 @pytest.mark.parametrize("kind", RENDERINGS, ids=str)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(sampled=SAMPLED, said=MESSAGES)
 @example(sampled=[TOKENIZER.token_to_id("<|endoftext|>")] * 16 + [0], said=[("user", "")])  # an end, and an ordinary token behind it
 def test_a_shortcut_gives_the_same_ids(kind: tuple[Family, int], sampled: list[int], said: list[tuple[str, str]]) -> None:

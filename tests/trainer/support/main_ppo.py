@@ -63,13 +63,13 @@ def of[Body: EventBody](bodies: list[EventBody], kind: type[Body]) -> list[Body]
 def left_behind(world: World) -> list[str]:
     """Command lines of processes that belong to the run, given a moment to end."""
     mark = str(world.run.root)
-    for _ in range(50):
+    end = time.monotonic() + 60
+    while True:
         found = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
         mine = [line for line in found if mark in line]
-        if not mine:
-            return []
+        if not mine or time.monotonic() > end:
+            return mine
         time.sleep(0.1)
-    return mine
 
 
 def kill_everything(world: World) -> None:
