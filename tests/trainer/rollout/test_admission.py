@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -62,6 +63,19 @@ def test_without_a_model_call_there_is_no_verdict_on_the_policy() -> None:
     assert never.evidence == ["killed"] and "300 s" in never.detail
     setup = failed(Cause.SANDBOX_SETUP, Stage.SANDBOX_SETUP)
     assert admit(setup, Facts(policy_turns=0)) == setup
+
+
+def test_every_combination_ends_as_the_table_says() -> None:
+    outcomes: list[Scored | Failed] = [scored(reward, termination) for reward in (0, 1) for termination in Termination]
+    outcomes += [failed(cause) for cause in Cause]
+    for outcome, turns, capped, long in itertools.product(outcomes, (0, 1, 9), (False, True), (False, True)):
+        final = admit(outcome, Facts(turns, capped, long))
+        if turns == 0 and (isinstance(outcome, Scored) or outcome.cause is Cause.AGENT_TIMEOUT):
+            assert isinstance(final, Failed) and final.cause is Cause.HARNESS_NEVER_CALLED
+        elif isinstance(outcome, Scored) and outcome.termination is not Termination.TAMPERED and (capped or long):
+            assert final == scored(outcome.reward, Termination.OVER_LENGTH if long else Termination.MAX_TURNS)
+        else:
+            assert final == outcome
 
 
 @given(OUTCOMES, FACTS)
