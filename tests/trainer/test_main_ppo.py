@@ -65,7 +65,7 @@ async def play(client: Client, request: TrialRequest) -> Scored | Failed:
 def test_five_steps_train_every_sampled_token_once(world: World, policy: Path) -> None:
     prepare(world, policy)
     launched = start(world)
-    output, _ = launched.communicate(timeout=250)
+    output, _ = launched.communicate(timeout=800)
     assert launched.returncode == 0, output
     assert left_behind(world) == []
 
@@ -151,7 +151,7 @@ def test_steps_without_signal_or_without_a_row_are_clean_no_ops(world: World, po
     trainer = Trainer(steps=3, start="warm_fork", evaluation=Evaluation(rollouts=1))
     prepare(world, policy, algorithm=Algorithm(ratio_base="behaviour"), trainer=trainer, monitors=Monitors(failed_share=1))
     launched = start(world)
-    output, _ = launched.communicate(timeout=250)
+    output, _ = launched.communicate(timeout=800)
     assert launched.returncode == 0, output
     quiet, empty, last = (step.metrics for step in of(world.server.bodies(), StepBody))
     for m in (quiet, last):
@@ -167,7 +167,7 @@ def test_too_many_failures_stop_the_run_with_one_line(world: World, policy: Path
     world.runner.play = broken
     prepare(world, policy)
     launched = start(world)
-    output, _ = launched.communicate(timeout=250)
+    output, _ = launched.communicate(timeout=800)
     assert launched.returncode == FINAL
     states = of(world.server.bodies(), RunStateBody)
     assert [state.state for state in states] == [RunState.RUNNING, RunState.FAILED]
@@ -185,7 +185,7 @@ def test_sigterm_ends_everything(world: World, policy: Path) -> None:
         if line.startswith("step 1"):
             break
     os.killpg(launched.pid, signal.SIGTERM)  # as the supervisor does
-    launched.communicate(timeout=60)
+    launched.communicate(timeout=300)
     assert launched.returncode == 128 + signal.SIGTERM
     assert left_behind(world) == []
 
@@ -206,12 +206,12 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
         assert launched.poll() is None
         time.sleep(0.02)
     kill_everything(world)
-    launched.communicate(timeout=20)
+    launched.communicate(timeout=60)
     assert [step.step for step in of(world.server.bodies(), StepBody)] == [1]
 
     world.runner.requests.clear()
     again = start(world, "--attempt", "2")
-    output, _ = again.communicate(timeout=250)
+    output, _ = again.communicate(timeout=800)
     assert again.returncode == 0, output
     assert "step 3/3" in output and "step 1/3" not in output
     assert left_behind(world) == []
@@ -234,7 +234,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
 def test_an_evaluation_scores_the_weights_and_trains_nothing(world: World, policy: Path) -> None:
     prepare(world, policy, kind=Kind.EVAL, trainer=Trainer(start="warm_fork", evaluation=Evaluation(rollouts=4)))
     launched = start(world)
-    output, _ = launched.communicate(timeout=250)
+    output, _ = launched.communicate(timeout=800)
     assert launched.returncode == 0 and output.endswith("done: evaluated\n"), output
     bodies = world.server.bodies()
     (done,) = of(bodies, EvaluationBody)

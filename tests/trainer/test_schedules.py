@@ -64,7 +64,7 @@ def test_an_asynchronous_run_trains_what_it_may_and_says_what_it_drops(bare_worl
         trainer=Trainer(steps=STEPS, schedule="async", learning_rate=1e-3, start="warm_fork", evaluation=Evaluation(rollouts=4, every=2)),
     )
     launched = start(world)
-    output, _ = launched.communicate(timeout=280)
+    output, _ = launched.communicate(timeout=800)
     assert launched.returncode == 0, output
     assert left_behind(world) == []
 
@@ -162,7 +162,7 @@ def test_a_dense_run_with_ppo_and_kl_keeps_to_its_reference(bare_world: World, t
     trainer = Trainer(steps=STEPS, learning_rate=1e-3, start="warm_fork", evaluation=Evaluation(rollouts=1))
     prepare(bare_world, tmp_path / "dense", algorithm=algorithm, trainer=trainer)
     launched = start(bare_world)
-    output, _ = launched.communicate(timeout=280)
+    output, _ = launched.communicate(timeout=800)
     assert launched.returncode == 0, output
     assert left_behind(bare_world) == []
 

@@ -26,17 +26,25 @@ def body(text: str = "Hello.", stream: bool = True) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 400, "messages": [{"role": "user", "content": text}], "stream": stream}
 
 
-async def read(http: httpx.AsyncClient, url: str, key: str, text: str = "Hello.", stream: bool = True) -> tuple[int, str]:
-    """Status and everything that came before the end of the answer."""
+async def read(
+    http: httpx.AsyncClient, url: str, key: str, text: str = "Hello.", stream: bool = True, seen: asyncio.Event | None = None
+) -> tuple[int, str]:
+    """Status and everything that came before the end of the answer. `seen` is set when some text has come."""
+    parts: list[str] = []
     async with http.stream("POST", f"{url}/v1/messages", json=body(text, stream), headers={"x-api-key": key}, timeout=30) as answer:
-        return answer.status_code, "".join([part async for part in answer.aiter_text()])
+        async for part in answer.aiter_text():
+            parts.append(part)
+            if seen is not None and "text." in part:
+                seen.set()
+        return answer.status_code, "".join(parts)
 
 
 async def test_close_ends_a_stream_that_has_shown_text(rollout: Rollout) -> None:
     rollout.engine.script = [["Some text. ", "x", asyncio.Event()]]
-    reading = asyncio.create_task(read(rollout.http, rollout.url, rollout.key))
-    await until(lambda: rollout.engine.started == 1)
-    await asyncio.sleep(0.05)
+    seen = asyncio.Event()
+    reading = asyncio.create_task(read(rollout.http, rollout.url, rollout.key, seen=seen))
+    async with asyncio.timeout(60):
+        await seen.wait()
     capture = await rollout.close()
     status, text = await reading
     assert status == 200 and "Some text." in text and "event: error" not in text and "message_stop" not in text
