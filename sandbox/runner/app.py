@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 
 from server.schemas.trials import Identifier, RunnerHealth, TrialRequest, TrialView
 
+from .metrics import CONTENT_TYPE
 from .trials import BadRequest, Closed, TrialConflict, Trials
 
 MAX_WAIT_S = 60
 
 
 def create_app(trials: Trials, token: str, boot: str, limits: str) -> FastAPI:
-    expected = f"Bearer {token}".encode()
-
-    async def authorise(request: Request) -> None:
-        if not secrets.compare_digest(request.headers.get("authorization", "").encode(), expected):
-            raise HTTPException(401, "a bearer token is required")
-
-    app = FastAPI(title="lego-rl trial runner", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(authorise)])
+    app = FastAPI(title="lego-rl trial runner", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(_guard(token))])
 
     @app.get("/healthz")
     async def healthz() -> RunnerHealth:
         return RunnerHealth(boot=boot, live=trials.live, limits=limits)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(trials.metrics.text(), media_type=CONTENT_TYPE)
 
     @app.post("/trials", status_code=202)
     async def submit(request: TrialRequest) -> TrialView:
@@ -52,3 +52,13 @@ def create_app(trials: Trials, token: str, boot: str, limits: str) -> FastAPI:
             raise HTTPException(404, f"no trial {trial_id}") from error
 
     return app
+
+
+def _guard(token: str) -> Callable[[Request], Awaitable[None]]:
+    expected = f"Bearer {token}".encode()
+
+    async def authorise(request: Request) -> None:
+        if not secrets.compare_digest(request.headers.get("authorization", "").encode(), expected):
+            raise HTTPException(401, "a bearer token is required")
+
+    return authorise

@@ -20,6 +20,7 @@ from server.schemas.states import TERMINAL_TRIAL_STATES, TrialState
 from server.schemas.trials import ArtifactRef, StageTiming, TrialRequest, TrialView
 
 from .drive import Attempt, Room
+from .metrics import Metrics
 from .outcomes import Facts, decide
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,14 @@ class Closed(Exception):
 class LiveTrial:
     """One trial. Its `view` is replaced, never changed."""
 
-    def __init__(self, request: TrialRequest, reporter: Reporter) -> None:
+    def __init__(self, request: TrialRequest, reporter: Reporter, metrics: Metrics) -> None:
         self.request = request
         self.view = TrialView(trial_id=request.trial_id, state=TrialState.QUEUED, stage=Stage.QUEUED)
         self.task: asyncio.Task[None] | None = None
         self.finished = asyncio.Event()
         self._reporter = reporter
+        self._metrics = metrics
+        metrics.accepted()
 
     def enter(self, stage: Stage, state: TrialState = TrialState.RUNNING, outcome: Scored | Failed | None = None) -> None:
         """Close the timing of the stage before, open the next one's, and report both."""
@@ -60,8 +63,10 @@ class LiveTrial:
         if timings and timings[-1].finished is None:
             timings[-1] = last = timings[-1].model_copy(update={"finished": now})
             self._reporter.report(StageTimingBody(trial_id=self.request.trial_id, stage=last.stage, started=last.started, finished=now))
+            self._metrics.left(last.stage, now - last.started)
         if state not in TERMINAL_TRIAL_STATES:
             timings.append(StageTiming(stage=stage, started=now))
+        self._metrics.moved(self.view.state, state)
         self.view = self.view.model_copy(update={"state": state, "stage": stage, "timings": timings, "outcome": outcome})
         self._reporter.report(TrialBody(trial_id=self.request.trial_id, state=state, stage=stage))
 
@@ -73,6 +78,7 @@ class LiveTrial:
         stage = Stage.DONE if isinstance(outcome, Scored) else outcome.stage
         state = TrialState.SCORED if isinstance(outcome, Scored) else TrialState.FAILED
         self.enter(stage, state, outcome)
+        self._metrics.ended(outcome)
         self.view = self.view.model_copy(update={"exit_code": exit_code, "artifacts": artifacts, "log": log_facts})
         self.finished.set()
 
@@ -85,6 +91,7 @@ class Trials:
         self._slots = asyncio.Semaphore(room.spec.sandbox.concurrency)
         self._reading = asyncio.Lock()
         self._trials: dict[str, LiveTrial] = {}
+        self.metrics = Metrics()
         self.closed = ""
         """Why no trial is accepted any more."""
 
@@ -108,7 +115,7 @@ class Trials:
             raise BadRequest(f"proxy.url must be http://HOST:PORT/…, not {request.proxy.url}")
         if not (self._room.tasks / request.split / request.task / "task.toml").is_file():
             raise BadRequest(f"the run has no task {request.task} in split {request.split}")
-        trial = LiveTrial(request, self._reporter)
+        trial = LiveTrial(request, self._reporter, self.metrics)
         self._trials[request.trial_id] = trial
         trial.task = asyncio.create_task(self._run(trial), name=f"trial {request.trial_id}")
         return trial.view
@@ -169,6 +176,7 @@ class Trials:
                 outcome = decide(await attempt.run())
                 if not (isinstance(outcome, Failed) and outcome.cause in _RETRIED_HERE and number <= ADMISSION[outcome.cause].retries):
                     return outcome, attempt
+                self.metrics.retried(outcome.cause)
                 log.warning("trial %s is tried again: %s: %s", trial.request.trial_id, outcome.cause, outcome.detail)
         raise AssertionError("unreachable")
 

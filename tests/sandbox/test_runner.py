@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.runner.app import create_app
 from sandbox.runner.drive import Room
@@ -94,6 +95,25 @@ def test_a_trial_from_request_to_outcome() -> None:
         diff = (room.trials.parent / archived.path).read_bytes()
         assert (archived.trial_id, archived.size, archived.sha256) == ("t1", len(diff), hashlib.sha256(diff).hexdigest())
         assert b"check.py" not in diff and b"solve.sh" not in diff
+
+    served(body)
+
+
+def test_a_scrape_counts_trials_and_the_seconds_of_their_stages() -> None:
+    async def body(room: Room, client: httpx.AsyncClient, spool: Path) -> None:
+        for name in ("t1", "t1", "t2"):
+            await client.post("/trials", json=body_of(room, name, "noop"))
+        for name in ("t1", "t2"):
+            assert (await finished(client, name)).state is TrialState.SCORED
+        assert (await client.get("/metrics", headers={"authorization": "Bearer another"})).status_code == 401
+        families = {family.name: family for family in text_string_to_metric_families((await client.get("/metrics")).text)}
+        ended = {
+            (s.labels["state"], s.labels["cause"]): s.value for s in families["lego_rl_runner_trials"].samples if s.name.endswith("_total")
+        }
+        live = {sample.labels["state"]: sample.value for sample in families["lego_rl_runner_trials_live"].samples}
+        stages = {s.labels["stage"]: s.value for s in families["lego_rl_runner_stage_seconds"].samples if s.name.endswith("_count")}
+        assert ended == {("scored", ""): 2} and live == {"queued": 0, "running": 0}
+        assert stages == dict.fromkeys(("sandbox_setup", "agent_setup", "agent", "collect", "verifier"), 2)
 
     served(body)
 
