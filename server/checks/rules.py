@@ -12,7 +12,8 @@ from ..schemas.runspec import History, Kind, RunSpec, TrainRule
 from .facts import Facts, Room
 
 TRAINER_MB = {"warm_fork": 2500, "plain": 5000}
-"""Resident memory of the trainer's processes: forked ones share what they imported."""
+"""Memory of the trainer's processes with a small policy, shared pages counted once (`rl bench trainer`: 2.1 GB with the warm fork):
+forked ones share what they imported."""
 TRIAL_DISK_MB = 0.2
 """Harbor's directory, capture and logs of one trial."""
 INSTALL = "`make install`, or `uv sync --extra {room} --inexact` in the checkout"

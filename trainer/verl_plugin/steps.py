@@ -49,6 +49,8 @@ class LegoSteps(PPOTrainer):
         self._run = RunDir(Path(config.lego.run_dir))
         self._spec = self._run.load().spec
         self._arithmetic = 0.0
+        self._ours: dict[str, float] = {}
+        """Seconds of the step under way in what verl alone would not do."""
         self._metrics: dict[str, float] = {}
         """Of the step under way."""
 
@@ -75,7 +77,8 @@ class LegoSteps(PPOTrainer):
         self.logger.logger["lego"] = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
 
     def prepare_step(self) -> dict[str, Any]:
-        self._feed(self.total_training_steps - self.global_steps + 1)
+        with marked_timer("ours", self._ours):
+            self._feed(self.total_training_steps - self.global_steps + 1)
         return {}
 
     def _feed(self, batches: int) -> None:
@@ -86,7 +89,8 @@ class LegoSteps(PPOTrainer):
     def on_step_end(self) -> None:
         self.agent_loop_manager.announce(self.global_steps)
         super().on_step_end()
-        self.agent_loop_manager.advance(self.global_steps)
+        with marked_timer("ours", self._ours):
+            self.agent_loop_manager.advance(self.global_steps)
 
     def _validate(self) -> dict[str, float]:
         """A held-out evaluation: the same path as training, without an update."""
@@ -115,9 +119,10 @@ class LegoSteps(PPOTrainer):
             check_failures(taken.played, f"step {self.global_steps}", self._spec.monitors.failed_share)
             self.on_sample_end()
         seed = self._spec.trainer.seed * 100_003 + self.global_steps
-        update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=taken.stale)
-        metrics.update(update.metrics)
-        metrics.update(self.agent_loop_manager.metrics())
+        with marked_timer("ours", self._ours):
+            update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=taken.stale)
+            metrics.update(update.metrics)
+            metrics.update(self.agent_loop_manager.metrics())
         batch = KVBatchMeta(partition_id=PARTITION, keys=taken.rows.keys or [NO_ROW], tags=taken.rows.tags or [{}])
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         if not taken.rows.keys:
@@ -131,6 +136,7 @@ class LegoSteps(PPOTrainer):
         metrics.setdefault("lego/optimizer_steps", 0.0)
         before, self._arithmetic = self._arithmetic, max(self.actor_rollout_wg.arithmetic())
         timing_raw["arithmetic"] = self._arithmetic - before
+        timing_raw["ours"] = self._ours.pop("ours")
         return batch
 
     def _save_checkpoint(self) -> None:
@@ -170,15 +176,8 @@ class LegoSteps(PPOTrainer):
         """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
         `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards. With a KL term, the reference's too."""
         batch = PPOTrainer._compute_old_log_prob(self, batch, metrics)
-        names = ["rollout_log_probs", "old_log_probs", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-        rollout, trainer, mask = (data[name].values().numpy() for name in names)
-        owners = row_owners(batch.keys, taken.played)
-        metrics.update(self.actor_rollout_wg.routing_counts()[0])
-        columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
-        if self._spec.monitors.lagged_fidelity:
-            columns = columns._replace(sampler=self._under_their_weights(batch, columns))
-        metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
+        with marked_timer("ours", self._ours):
+            data = self._compare(batch, taken, metrics)
         if self.use_reference_policy:
             batch = self._compute_ref_log_prob(batch, metrics)
         algorithm = self._spec.algorithm
@@ -197,6 +196,19 @@ class LegoSteps(PPOTrainer):
             rows = [row[:length] for row, length in zip(weights, lengths, strict=True)]
             return self._put(batch, {"correction": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
         return batch
+
+    def _compare(self, batch: KVBatchMeta, taken: Batch, metrics: dict[str, Any]) -> TensorDict:
+        """Fidelity of the scored batch into `metrics`; returns its log-probabilities and mask."""
+        names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        rollout, trainer, mask = (data[name].values().numpy() for name in names)
+        owners = row_owners(batch.keys, taken.played)
+        metrics.update(self.actor_rollout_wg.routing_counts()[0])
+        columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
+        if self._spec.monitors.lagged_fidelity:
+            columns = columns._replace(sampler=self._under_their_weights(batch, columns))
+        metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
+        return data
 
     def _under_their_weights(self, batch: KVBatchMeta, columns: LogProbs) -> NDArray[np.float32]:
         """`columns.trainer`, with the tokens of older weights computed again under those."""

@@ -15,11 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from server.schemas.rundir import RunDir, RunFile, write_atomic
 from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Harness, Model, Rollout, RunSpec, Trainer
 
+from .memory import Memory, growth, look, total
 from .surroundings import Surroundings
 
 TASKS = 64
@@ -32,7 +31,9 @@ class RunFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Seconds and MB. `startup_s`: from the start of the process to the end of step 1. A step's overhead is its wall time less waiting for
-    rollouts and less the passes through the model; medians from step 2 on. Memory is what the trainer's processes share with nobody."""
+    rollouts and less the passes through the model; medians from step 2 on. `ours_share` is the time in what verl alone would not do
+    (planning an update, its metrics, fidelity) beside the rest of the same step. `memory_mb` is the run's whole memory, shared pages
+    counted once; `growth_mb` and `slopes` (MB per step by process, behind the first tenth) are of what a process shares with nobody."""
 
     schedule: str
     steps: int
@@ -41,8 +42,10 @@ class Measured:
     rollouts_s: float
     arithmetic_s: float
     overhead_s: float
+    ours_share: float
     memory_mb: float
     growth_mb: float
+    slopes: dict[str, float]
     load: float
     """Of the machine at the end, without which seconds say little."""
 
@@ -54,7 +57,9 @@ class Measured:
         return (
             f"{self.schedule:6s}start-up to step 1 {self.startup_s:.1f} s  step {self.step_s:.2f} s = rollouts {self.rollouts_s:.2f}"
             f" + arithmetic {self.arithmetic_s:.2f} + overhead {self.overhead_s:.2f} s"
-            f"  memory {self.memory_mb:.0f} MB, {self.growth_mb:+.0f} MB over {self.steps} steps, load {self.load:.1f}"
+            f"  beside bare verl {self.ours_share:+.1%}"
+            f"  memory {self.memory_mb:.0f} MB, {self.growth_mb:+.0f} MB over {self.steps} steps, load {self.load:.1f}\n"
+            f"      MB per step: {', '.join(f'{name} {slope:+.2f}' for name, slope in self.slopes.items())}"
         )
 
 
@@ -71,10 +76,10 @@ def run(steps: int, schedule: Literal["sync", "async"], policy: str) -> Measured
 def _spec(steps: int, schedule: Literal["sync", "async"], policy: str) -> RunSpec:
     """The `local` preset's learning side with small groups."""
     return RunSpec(
-        model=Model(path=policy),
+        model=Model(path=policy, context=256),
         harnesses=[Harness(name="bench", version="1")],
         data=Data(family="onebug"),
-        rollout=Rollout(tasks_per_step=8, group_size=4),
+        rollout=Rollout(tasks_per_step=8, group_size=4, max_new_tokens=48, max_turns=6),
         algorithm=Algorithm(clip_low=0.03, clip_high=0.04, ratio_base="recomputed", epochs=2, minibatches=2),
         trainer=Trainer(
             steps=steps,
@@ -108,37 +113,25 @@ def _measure(run_dir: RunDir, around: Surroundings, spec: RunSpec) -> Measured:
     return summary(spec, around.steps, began, memory, os.getloadavg()[0])
 
 
-def _watch(trainer: subprocess.Popen[str], around: Surroundings, steps: int) -> list[float]:
-    """MB of all processes of the run after each step but the last, which may be ending."""
-    memory: list[float] = []
+def _watch(trainer: subprocess.Popen[str], around: Surroundings, steps: int) -> list[Memory]:
+    """After each step but the last, when the run may be ending."""
+    memory: list[Memory] = []
     while trainer.poll() is None and len(memory) < steps - 1:
         if len(around.steps) > len(memory):
-            memory.append(_memory(trainer.pid))
+            memory.append(look(trainer.pid))
         time.sleep(0.05)
     return memory
 
 
-def _memory(pid: int) -> float:
-    total = 0
-    try:
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return 0.0
-    for process in processes:
-        try:
-            total += process.memory_full_info().uss
-        except psutil.Error:  # it has ended
-            continue
-    return total / 1e6
-
-
-def summary(spec: RunSpec, steps: Sequence[tuple[float, dict[str, float]]], began: float, memory: Sequence[float], load: float) -> Measured:
-    """`steps`: when each ended and its metrics; `memory`: MB after each but the last."""
+def summary(
+    spec: RunSpec, steps: Sequence[tuple[float, dict[str, float]]], began: float, memory: Sequence[Memory], load: float
+) -> Measured:
+    """`steps`: when each ended and its metrics; `memory`: after each but the last."""
     walls = [after - before for (before, _), (after, _) in pairwise(steps)]
     parts = [(metrics["timing_s/gen"], metrics["timing_s/arithmetic"]) for _, metrics in steps[1:]]
     overheads = [wall - rollouts - arithmetic for wall, (rollouts, arithmetic) in zip(walls, parts, strict=True)]
-    tenth = max(1, len(memory) // 10)
-    early, late = memory[tenth : 2 * tenth] or memory[:1], memory[-tenth:]
+    shares = [m["timing_s/ours"] / (wall - m["timing_s/ours"]) for wall, (_, m) in zip(walls, steps[1:], strict=True)]
+    grown = growth(memory)
     return Measured(
         schedule=spec.trainer.schedule,
         steps=len(steps),
@@ -147,7 +140,9 @@ def summary(spec: RunSpec, steps: Sequence[tuple[float, dict[str, float]]], bega
         rollouts_s=statistics.median(rollouts for rollouts, _ in parts),
         arithmetic_s=statistics.median(arithmetic for _, arithmetic in parts),
         overhead_s=statistics.median(overheads),
-        memory_mb=statistics.median(late),
-        growth_mb=statistics.median(late) - statistics.median(early),
+        ours_share=statistics.median(shares),
+        memory_mb=max(total(at) for at in memory),
+        growth_mb=sum(slope for slope in grown.values()) * len(steps),
+        slopes=grown,
         load=load,
     )
