@@ -71,7 +71,8 @@ def test_only_a_passed_check_gives_a_reward() -> None:
 def test_what_was_graded_keeps_its_grade_whatever_else_happened() -> None:
     """A time-out, a lost harness or a fault of the agent's hides no verdict."""
     grades = (Grade.PASSED, Grade.FAILED)
-    for stage, grade, fault, timed_out, lost in itertools.product(Stage, grades, ("", "disk full"), *[(False, True)] * 2):
+    both = (False, True)
+    for stage, grade, fault, timed_out, lost in itertools.product(Stage, grades, ("", "disk full"), both, both):
         outcome = decide(facts(stage, grade, harness_started=True, fault=fault, timed_out=timed_out, lost=lost, error="x"))
         assert isinstance(outcome, Scored)
         termination = Termination.AGENT_FAULT if fault else Termination.COMPLETED
