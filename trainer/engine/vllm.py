@@ -1,0 +1,73 @@
+"""The engine interface over vLLM's in-process `AsyncLLM` (0.31): streamed tokens, routes, abort, salted prefix cache, weight updates."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import numpy as np
+
+from .base import EngineError, Generation, GenerationRequest, StopReason
+
+
+class VllmEngine:
+    """`engine` is an `AsyncLLM`. It must give log-probabilities of the distribution that it sampled from (`processed_logprobs`)."""
+
+    def __init__(self, engine: Any) -> None:
+        if engine.model_config.logprobs_mode != "processed_logprobs":
+            raise ValueError(f"vLLM's logprobs_mode is {engine.model_config.logprobs_mode}: start it with processed_logprobs")
+        self._engine, self.version = engine, 0
+        self._admitting = asyncio.Event()
+        self._admitting.set()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `Engine.generate`. A weight update ends the turn as `aborted`, with what it has. EngineError: vLLM refused or died."""
+        from vllm import SamplingParams  # type: ignore[import-not-found]
+        from vllm.exceptions import VLLMClientError  # type: ignore[import-not-found]
+        from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]
+        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError  # type: ignore[import-not-found]
+
+        sampling, prompt = request.sampling, np.asarray(request.prompt_ids).tolist()
+        longest = self._engine.model_config.max_model_len
+        if len(prompt) + sampling.max_tokens > longest:  # vLLM would sample fewer tokens without a word
+            raise EngineError(f"{len(prompt)} prompt tokens and {sampling.max_tokens} to sample exceed the context of {longest}")
+        await self._admitting.wait()
+        version, tokens, log_probs = self.version, list[int](), list[float]()
+        asked = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,  # the request alone says where a turn stops
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        salted = TokensPrompt(prompt_token_ids=prompt, cache_salt=f"{request.salt}@{version}")
+        end: Any = None
+        try:
+            async for output in self._engine.generate(salted, asked, request_id=uuid.uuid4().hex):
+                end = output.outputs[0]
+                ids = list(end.token_ids)
+                new = [entry[token].logprob for token, entry in zip(ids, end.logprobs or (), strict=True)]
+                tokens, log_probs = tokens + ids, log_probs + new
+                if ids and request.on_tokens is not None:
+                    request.on_tokens(ids, new)
+        except (EngineDeadError, EngineGenerateError, VLLMClientError, ValueError) as error:
+            raise EngineError(f"vLLM: {error or type(error).__name__}") from error
+        stop = "aborted" if end is None or end.finish_reason == "abort" else end.finish_reason
+        routes = None if end is None or end.routed_experts is None else end.routed_experts[request.routes_from :]
+        return Generation(tokens, log_probs, routes, cast(StopReason, stop), version)
+
+    async def update_weights(self, load: Callable[[], Awaitable[object]], version: int) -> None:
+        """End what runs, call `load`, and serve `version`. After an error nothing is admitted any more: the weights are in between."""
+        self._admitting.clear()
+        await self._engine.pause_generation(mode="abort", clear_cache=False)  # 0.31 cannot clear while it captures routes
+        await load()
+        if not await self._engine.reset_prefix_cache():
+            raise EngineError("vLLM kept KV of the old weights: its prefix cache could not be cleared")
+        self.version = version
+        await self._engine.resume_generation()
+        self._admitting.set()
