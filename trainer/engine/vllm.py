@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from .base import EngineError, Generation, GenerationRequest, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the trainer's own forward says of a text under the weights that the engine is about to get.
+
+    Stock vLLM takes some weights as silent garbage: on the CPU the experts of a mixture, and an output layer that is tied to the embedding.
+    """
+
+    ids: Sequence[int]
+    log_probs: Sequence[float]
+    """Of `ids[1:]`, at temperature 1, in nats."""
+    tolerance: float
+    """Largest difference of a log-probability that the two programs' arithmetic explains, in nats."""
 
 
 class VllmEngine:
@@ -61,8 +76,11 @@ class VllmEngine:
         routes = None if end is None or end.routed_experts is None else end.routed_experts[request.routes_from :]
         return Generation(tokens, log_probs, routes, cast(StopReason, stop), version)
 
-    async def update_weights(self, load: Callable[[], Awaitable[object]], version: int) -> None:
-        """End what runs, call `load`, and serve `version`. After an error nothing is admitted any more: the weights are in between."""
+    async def update_weights(self, load: Callable[[], Awaitable[object]], version: int, probe: Probe) -> None:
+        """End what runs, call `load`, and serve `version` if the weights are what the trainer has.
+
+        After an error nothing is admitted any more: the weights are in between.
+        """
         self._admitting.clear()
         await self._engine.pause_generation(mode="abort", clear_cache=False)  # 0.31 cannot clear while it captures routes
         await load()
@@ -70,4 +88,20 @@ class VllmEngine:
             raise EngineError("vLLM kept KV of the old weights: its prefix cache could not be cleared")
         self.version = version
         await self._engine.resume_generation()
+        await self._compare(probe)
         self._admitting.set()
+
+    async def _compare(self, probe: Probe) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=list(probe.ids))
+        asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = [output async for output in self._engine.generate(prompt, asked, request_id=uuid.uuid4().hex)]
+        found = [entry[token].logprob for token, entry in zip(probe.ids[1:], outputs[-1].prompt_logprobs[1:], strict=True)]
+        difference = float(np.abs(np.subtract(found, probe.log_probs)).max())
+        if not difference <= probe.tolerance:
+            raise EngineError(
+                f"vLLM does not compute with the weights of version {self.version}: its log-probabilities differ from the trainer's by up "
+                f"to {difference:.3g} nats, {probe.tolerance:g} are allowed. This build cannot take new weights of this model exactly"
+            )
