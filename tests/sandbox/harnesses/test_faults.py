@@ -75,22 +75,24 @@ def test_an_agent_that_kills_all_it_can_is_graded_as_its_own_fault() -> None:
     in_stage(body)
 
 
-def test_a_full_disk_is_the_agents_own_fault() -> None:
+@pytest.mark.parametrize("name", [NAME, "mini-swe-agent"])
+def test_a_full_disk_is_the_agents_own_fault(name: str) -> None:
     async def body(room: Stage) -> None:
-        played = await does(room, "for i in 1 2 3 4 5; do head -c 40M /dev/zero >/tmp/fill$i; done")
+        played = await does(room, "for i in 1 2 3 4 5; do head -c 40M /dev/zero >/tmp/fill$i; done", name=name)
         assert isinstance(played.outcome, Scored) and played.outcome.termination is Termination.AGENT_FAULT
         assert "the disk was full" in played.outcome.detail
 
-    in_stage(body, disk_mb=128)
+    in_stage(body, name, disk_mb=128)
 
 
-def test_a_fork_without_end_is_the_agents_own_fault() -> None:
+@pytest.mark.parametrize("name", [NAME, "mini-swe-agent"])
+def test_a_fork_without_end_is_the_agents_own_fault(name: str) -> None:
     async def body(room: Stage) -> None:
-        played = await does(room, f"f() {{ {SLEEP} & f & f; }}; f", agent_s=60)
+        played = await does(room, f"f() {{ {SLEEP} & f & f; }}; f", agent_s=60, name=name)
         assert isinstance(played.outcome, Scored) and played.outcome.termination is Termination.AGENT_FAULT
         assert "the process limit was hit" in played.outcome.detail
 
-    in_stage(body, processes=64)
+    in_stage(body, name, processes=64)
 
 
 @pytest.mark.parametrize("name", [NAME, "mini-swe-agent"])  # Codex itself stops waiting for a command after ten seconds
