@@ -161,11 +161,8 @@ class Attempt:
         await environment.seal()
         if environment.fault and self.started:
             graded = ErrorPolicyOverride(should_grade=True)
-            trial.config.override_error_policy = {
-                **(trial.config.override_error_policy or {}),
-                "AgentTimeoutError": graded,
-                "HarnessError": graded,
-            }
+            policy = trial.config.override_error_policy or {}
+            trial.config.override_error_policy = policy | dict.fromkeys(_ENDED_BY_AGENT, graded)
 
     def _facts(self, result: TrialResult, fault: str) -> Facts:
         error = result.exception_info

@@ -28,8 +28,8 @@ def admit(outcome: Scored | Failed, facts: CaptureFacts) -> Scored | Failed:
     """The final outcome of one trial.
 
     A failure of engine or proxy outweighs everything: what the harness did after it says nothing about the policy. A trial without a
-    model call says nothing either, whether its process ended or hung. Turn cap and
-    overflow say why the agent stopped, also where its sandbox or exit code shows a fault of its own. `tampered` stays.
+    model call says nothing either, whether its process ended or hung. Turn cap and overflow say why the agent stopped, also where its
+    sandbox or exit code shows a fault of its own. `tampered` stays.
     """
     if facts.engine_error:
         return Failed(stage=Stage.AGENT, cause=Cause.ENGINE, detail=facts.engine_error)
