@@ -188,9 +188,9 @@ class Rendering:
 
     def _brief(self, sampled: list[int]) -> list[int]:
         """Without the ordinary tokens that cannot matter to a bridge: it asks whether the turn begins with a header or its reasoning,
-        where marks and ends are, and whether anything follows the last of them."""
+        where marks are, and whether its last token ends it. Tokens behind an end all count: they could be the template's own."""
         first, rest, last = sampled[:BEGINNING], sampled[BEGINNING:-1], sampled[max(BEGINNING, len(sampled) - 1) :]
-        if self.marks is None or self.marks.think in rest:
+        if self.marks is None or self.marks.think in rest or not self._stops.isdisjoint(sampled[:-1]):
             return sampled
         return first + [token for token in rest if token in self._added] + last
 
