@@ -38,7 +38,7 @@ def both(made: Rendering, sampled: list[int], said: list[tuple[str, str]]) -> tu
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(sampled=SAMPLED, said=MESSAGES)
 @example(sampled=[TOKENIZER.token_to_id("<|endoftext|>")] * 16 + [0], said=[("user", "")])  # an end, and an ordinary token behind it
-@example(sampled=[TOKENIZER.token_to_id("<|im_end|>"), *[0] * 20, *TOKENIZER.encode("\n").ids], said=[("user", "ok")])  # and a new line
+@example(sampled=[*[0] * 20, TOKENIZER.token_to_id("<|im_end|>"), 0, *TOKENIZER.encode("\n").ids], said=[("user", "ok")])  # and a new line
 def test_a_shortcut_gives_the_same_ids(kind: tuple[Family, int], sampled: list[int], said: list[tuple[str, str]]) -> None:
     quick = both(RENDERINGS[kind], sampled, said)
     with pytest.MonkeyPatch.context() as patch:
