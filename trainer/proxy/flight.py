@@ -33,7 +33,8 @@ class Flight:
         return flight
 
     def take_off(self, sampling: Callable[[], Coroutine[Any, Any, Turn]], name: str) -> asyncio.Task[None]:
-        self.task = asyncio.create_task(self._fly(sampling), name=name)
+        # Eager: the engine need not wait until the loop comes round.
+        self.task = asyncio.Task(self._fly(sampling), loop=asyncio.get_running_loop(), name=name, eager_start=True)
         return self.task
 
     def take(self, ids: list[int], _: list[float]) -> None:
