@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from sandbox.environments import namespace
+from sandbox.environments import child, namespace
 from sandbox.environments.errors import NotStarted, SandboxError
 
 from .api import Api, Busy
@@ -30,7 +30,7 @@ _TRIES, _PAUSE_S = 5, 0.2
 _KILLED = re.compile(r"\b(exit code:?|exit status:?|code:) 137\b|signal: killed")
 # Reads the texts of our modules and runs them. Nothing else is in the address of the request, which API servers log: no command, no secret.
 _BOOT = """
-import os
+import os, sys
 def take(n):
     d = b""
     while len(d) < n:
@@ -38,11 +38,12 @@ def take(n):
         if not b: os._exit(3)
         d += b
     return d
-texts = [take(int.from_bytes(take(8), "big")).decode() for _ in range(3)]
-modules = [{"__name__": n} for n in ("supervise", "operations")]
+texts = [take(int.from_bytes(take(8), "big")).decode() for _ in range(4)]
+modules = [type(sys)(n) for n in ("sandbox.environments.child", "supervise", "operations")]
+sys.modules[modules[0].__name__] = modules[0]
 for text, module in zip(texts, modules):
-    exec(compile(text, module["__name__"], "exec"), module)
-modules[0]["main"](modules[1], texts[2])
+    exec(compile(text, module.__name__, "exec"), module.__dict__)
+modules[1].main(modules[2].__dict__, texts[3])
 """
 
 
@@ -67,7 +68,7 @@ class Answer:
 @cache
 def _program() -> bytes:
     here = Path(__file__).parent
-    texts = [here / "supervise.py", here / "operations.py", Path(namespace.__file__).parent / "transfer.py"]
+    texts = [Path(child.__file__), here / "supervise.py", here / "operations.py", Path(namespace.__file__).parent / "transfer.py"]
     return b"".join(len(text).to_bytes(8, "big") + text for text in (path.read_bytes() for path in texts))
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import select
 import signal
 import struct
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from sandbox.environments.child import end_with, execute, set_limits, take
 
 Request = dict[str, Any]
 STDOUT, STDERR, END, BEAT = 1, 2, 3, 4
@@ -38,7 +39,10 @@ def main(operations: dict[str, Any], transfer: str) -> None:
     signal.alarm(0)
     name = request["op"]
     if name == "exec":
-        Command(request, lambda: execute(request["argv"], request["env"]), operations["cpu_used"]).run()
+        argv = request["argv"]
+        if isinstance(argv, str):  # for a shell
+            argv = ["/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh", "-c", argv]
+        Command(request, lambda: execute(argv, request["env"]), operations["cpu_used"]).run()
     elif name in operations["CHILDREN"]:
         tools: dict[str, Any] = {"__name__": "transfer"}
         exec(compile(transfer, "transfer.py", "exec"), tools)  # before the child changes its user: nothing is imported after that
@@ -117,28 +121,20 @@ class Command:
             pass
         frame(END, json.dumps(end).encode())
 
-    def become_child(self, *fds: int) -> None:
+    def become_child(self, *fds: int) -> NoReturn:
         """The last descriptor hears why a command could not be started at all; a command itself does not get it."""
-        try:
-            os.setsid()
-            for caught in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
-                signal.signal(caught, signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
-            for number, fd in enumerate([os.dup(fd) for fd in fds]):
-                os.dup2(fd, number, inheritable=number < 3)
-            os.closerange(4, 256)
+
+        def begin() -> None:
+            take(fds)
             become(self.request)
             self.body()
-            os._exit(0)
-        except OSError as error:
+
+        def refused(error: OSError) -> None:
             if error.errno == errno.EAGAIN:
-                os.write(
-                    3, json.dumps({"errno": error.errno, "error": f"the sandbox is at its limit of processes: {error.strerror}"}).encode()
-                )
-            os.write(2, f"{error.strerror}: {error.filename or ''}\n".encode())
-        except BaseException as error:
-            os.write(2, f"{error!r}\n".encode())
-        os._exit(126)
+                why = f"the sandbox is at its limit of processes: {error.strerror}"
+                os.write(3, json.dumps({"errno": error.errno, "error": why}).encode())
+
+        end_with(begin, refused)
 
     def watch(self, woken: int) -> int:
         """Until the child is gone; its wait status. What the child's children hold open afterwards does not count."""
@@ -262,11 +258,7 @@ def become(request: Request) -> None:
     """The user of the request, for good. `agent` has no privilege and can gain none: the container forbids it."""
     with open("/proc/self/oom_score_adj", "w") as file:  # the kernel shall take any command before its watchdog, a grader too
         file.write("1000")
-    for name, value in request.get("rlimits", {}).items():
-        kind = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(kind)[1]
-        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (limit, limit))
+    set_limits(request.get("rlimits", {}))
     uid = request["uid"]
     if uid:
         install = system_call_filter(request["seccomp"]) if "seccomp" in request else None
@@ -299,23 +291,3 @@ def system_call_filter(program: str) -> Callable[[], None]:
             raise OSError(ctypes.get_errno(), "the filter of system calls cannot be installed", str(len(code)))
 
     return install
-
-
-def execute(argv: list[str] | str, env: dict[str, str]) -> None:
-    """`execve` by PATH. A command that is one text is for a shell."""
-    if isinstance(argv, str):
-        argv = ["/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh", "-c", argv]
-    name = argv[0]
-    failure: OSError = FileNotFoundError(errno.ENOENT, "No such file or directory")
-    os.set_inheritable(3, False)
-    for directory in [""] if "/" in name else env.get("PATH", "/usr/bin:/bin").split(":"):
-        try:
-            os.execve(f"{directory}/{name}" if directory else name, argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            failure = error
-    if failure.errno == errno.EAGAIN:
-        raise failure
-    os.write(2, f"{name}: {failure.strerror}\n".encode())
-    os._exit(127 if isinstance(failure, FileNotFoundError) else 126)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 from typing import NamedTuple
+
+from sandbox.environments.child import set_limits
 
 from . import kernel
 from .seccomp import PROGRAM
@@ -30,15 +31,6 @@ class Identity(NamedTuple):
     uid: int
     gid: int
     capabilities: int = 0
-
-
-def set_limits(limits: dict[str, int]) -> None:
-    """Resource limits by the names of the `resource` module without `RLIMIT_`, as (n, n) or lower where the hard limit is lower."""
-    for name, value in limits.items():
-        kind = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(kind)[1]
-        soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (soft, soft))
 
 
 def become(identity: Identity, limits: dict[str, int], change_ids: bool = True) -> None:

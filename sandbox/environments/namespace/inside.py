@@ -17,7 +17,9 @@ import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import kernel, transfer
+from sandbox.environments import child
+
+from . import transfer
 from .confine import Identity, become
 from .enter import NAMESPACES
 
@@ -81,7 +83,7 @@ class Init:
     def _answer(self, message: dict[str, Any], fds: list[int]) -> None:
         match message["op"]:
             case "exec":
-                self._start(message, fds, lambda: _execute(message["argv"], message["env"]))
+                self._start(message, fds, lambda: child.execute(message["argv"], message["env"]))
             case "pack":
                 self._start(message, fds, lambda: _pack(message["path"]))
             case "unpack":
@@ -107,24 +109,13 @@ class Init:
             self._running[pid] = message["id"]
             self._send({"id": message["id"], "pid": pid})
             return
-        try:
-            self._become(message, fds)
-            body()
-        except OSError as error:
-            os.write(2, f"{error.strerror}: {error.filename or ''}\n".encode())
-        except BaseException as error:  # noqa: BLE001 -- this child must end here, whatever happens
-            os.write(2, f"{error!r}\n".encode())
-        os._exit(126)
+        child.end_with(lambda: self._become(message, fds, body))
 
-    def _become(self, message: dict[str, Any], fds: list[int]) -> None:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, fd in enumerate([os.dup(fd) for fd in fds]):
-            os.dup2(fd, number)
-        kernel.close_all_from(len(fds))
+    def _become(self, message: dict[str, Any], fds: list[int], body: Callable[[], None]) -> None:
+        child.take(fds)
         become(self._identities[message["user"]], self._limits, change_ids=not self._rootless)
         os.chdir(message["cwd"])
+        body()
 
     def _namespaces(self, request: int) -> None:
         fds = {}
@@ -155,28 +146,11 @@ def _mode(path: str) -> int | None:
         return None
 
 
-def _execute(argv: list[str], env: dict[str, str]) -> None:
-    """`execve` by PATH; the library's `execvpe` would import a module from the sandbox's own files."""
-    name = argv[0]
-    error: OSError = FileNotFoundError(2, "No such file or directory", name)
-    for directory in [""] if "/" in name else env.get("PATH", "/usr/bin:/bin").split(":"):
-        try:
-            os.execve(f"{directory}/{name}" if directory else name, argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as failure:
-            error = failure
-    os.write(2, f"{name}: {error.strerror}\n".encode())
-    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
 def _pack(path: str) -> None:
     with open(1, "wb", buffering=1 << 18) as output:
         transfer.pack(path, output)
-    os._exit(0)
 
 
 def _unpack(path: str) -> None:
     with open(0, "rb", buffering=1 << 18) as source:
         transfer.unpack(path, source)
-    os._exit(0)

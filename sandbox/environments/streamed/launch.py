@@ -7,17 +7,24 @@ and the backend finds out what happened to the program on the other side.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.environments import child
 from sandbox.environments.errors import NotStarted, SandboxError
 
 from .stream import Reader, Stream
 
 PROGRAM = Path(__file__).with_name("launch_inside.py")
 MAX_ORDER = 192 * 1024
+_COMPOSED = """import sys
+module = sys.modules[{0!r}] = type(sys)({0!r})
+exec(compile({1!r}, "child.py", "exec"), module.__dict__)
+exec(compile({2!r}, "launch_inside.py", "exec"))
+"""
 _SEND = 1 << 20
 _GRACE_S = 15
 
@@ -41,7 +48,13 @@ class Ran:
 
 
 def command(python: str) -> list[str]:
-    return [python, "-I", "-S", "-B", "-c", PROGRAM.read_text(encoding="utf-8")]
+    return [python, "-I", "-S", "-B", "-c", _program()]
+
+
+@functools.cache
+def _program() -> str:
+    """Our two modules as one text: an import by full name finds what is in `sys.modules` and looks for no package around it."""
+    return _COMPOSED.format(child.__name__, Path(child.__file__).read_text(encoding="utf-8"), PROGRAM.read_text(encoding="utf-8"))
 
 
 def order(

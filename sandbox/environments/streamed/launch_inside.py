@@ -1,4 +1,4 @@
-"""Runs one command in a sandbox for `launch.py`: `python3 -I -S -B -c TEXT`, orders on standard input, everything else on standard output.
+"""Runs one command in a sandbox for `launch.py`, as text behind that of `child.py`: `python3 -I -S -B -c TEXT`.
 
 Standard input: 4 bytes length, an order in JSON, then the command's own input (`order["stdin"]` bytes). Its end before the command's is
 the host's wish to stop. Standard output: messages of 1 byte kind, 4 bytes length and content: `o` and `e` are what the command printed,
@@ -7,11 +7,12 @@ at most `order["limits"]` bytes each; `x` is the end, as JSON. What comes out is
 
 import json
 import os
-import resource
 import select
 import signal
 import time
 from typing import NoReturn
+
+from sandbox.environments.child import end_with, execute, set_limits, take
 
 BLOCK = 1 << 16
 PENDING = 1 << 20
@@ -28,38 +29,10 @@ def exactly(count: int) -> bytes:
 
 
 def become(order: dict, fds: list[int]) -> NoReturn:  # type: ignore[type-arg]
-    try:
-        os.setsid()
-        for number, fd in enumerate([os.dup(fd) for fd in fds]):
-            os.dup2(fd, number)
-        os.closerange(3, 4096)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        for name, value in order["rlimits"].items():
-            kind = getattr(resource, f"RLIMIT_{name}")
-            hard = resource.getrlimit(kind)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (value, value))
-        os.chdir(order["cwd"])
-        execute(order["argv"], order["env"])
-    except OSError as error:
-        os.write(2, f"{error.strerror}: {error.filename or ''}\n".encode())
-    except BaseException as error:  # noqa: BLE001 -- this child must end here, whatever happens
-        os.write(2, f"{error!r}\n".encode())
-    os._exit(126)
-
-
-def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
-    name = argv[0]
-    error: OSError = FileNotFoundError(2, "No such file or directory", name)
-    for directory in [""] if "/" in name else env.get("PATH", "/usr/bin:/bin").split(":"):
-        try:
-            os.execve(f"{directory}/{name}" if directory else name, argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as failure:
-            error = failure
-    os.write(2, f"{name}: {error.strerror}\n".encode())
-    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    take(fds)
+    set_limits(order["rlimits"])
+    os.chdir(order["cwd"])
+    execute(order["argv"], order["env"])
 
 
 class Output:
@@ -128,7 +101,7 @@ def main() -> None:
     outputs = [Output(b"o", order["limits"][0]), Output(b"e", order["limits"][1])]
     pid = os.fork()
     if pid == 0:
-        become(order, [source.reader, *(output.writer for output in outputs)])
+        end_with(lambda: become(order, [source.reader, *(output.writer for output in outputs)]))
     os.close(source.reader)
     for output in outputs:
         os.close(output.writer)
