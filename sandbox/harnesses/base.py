@@ -27,7 +27,7 @@ from server.schemas.trials import ProxyEndpoint
 
 from .logs import Entry, LogBook
 from .pins import Pin
-from .store import Store
+from .store import RuntimeMissing, Store
 from .warm import WarmParent, WarmStartError
 
 AGENT_LOGS = "/logs/agent"
@@ -83,6 +83,7 @@ class HarnessAgent(BaseAgent):
 
     pin: ClassVar[Pin | None] = None
     starts: ClassVar[tuple[str, ...]] = ("exec",)
+    prompts: ClassVar[tuple[str, ...]] = ("full",)
     memory_mb: ClassVar[int] = 32
     """What the harness itself needs; a smaller `sandbox.limits.memory_mb` is refused before the run."""
     reads: ClassVar[tuple[str, ...]] = ()
@@ -102,18 +103,30 @@ class HarnessAgent(BaseAgent):
     @classmethod
     async def prepare(cls, harness: Harness, store: Store) -> Launcher:
         """Make the harness ready; raises RuntimeStoreError, WarmStartError or ValueError with what to do."""
+        if harness.start not in cls.starts:
+            raise ValueError(f"harnesses: {harness.name} cannot be started by {harness.start}, only by {' or '.join(cls.starts)}")
+        if harness.prompt not in cls.prompts:
+            raise ValueError(f"harnesses: {harness.name} has no prompt {harness.prompt}, only {' or '.join(cls.prompts)}")
         if cls.pin is None:
             return Launcher(harness)
         if harness.version != cls.pin.version:
             raise ValueError(f"harnesses: {harness.name} is pinned to {cls.pin.version}, the spec asks for {harness.version}")
-        if harness.start not in cls.starts:
-            raise ValueError(f"harnesses: {harness.name} cannot be started by {harness.start}, only by {' or '.join(cls.starts)}")
-        return Launcher(harness, await asyncio.to_thread(store.verify, cls.pin, deep=False))
+        try:
+            return Launcher(harness, await asyncio.to_thread(store.verify, cls.pin, deep=False))
+        except RuntimeMissing as error:
+            if not harness.adapter:
+                raise
+            raise RuntimeMissing(f"{harness.name} is not installed in {store.root}; run `rl harness install {harness.adapter}`") from error
 
     @classmethod
     def note(cls, entry: Entry, book: LogBook) -> bool:
         """Take the facts of one record of the harness's own log. False when its kind is not known."""
         return False
+
+    @classmethod
+    def needs_mb(cls, harness: Harness) -> int:
+        """`memory_mb`, where it does not depend on the entry of the list."""
+        return cls.memory_mb
 
     def bind(self, rollout: Rollout) -> None:
         self.rollout = rollout
@@ -131,8 +144,12 @@ class HarnessAgent(BaseAgent):
         try:
             async with watch(environment.sandbox) if watch else contextlib.nullcontext():
                 await self.launch(instruction, environment)
-        except (SandboxError, WarmStartError, OSError) as error:
+        except HarnessNotStarted:
+            raise
+        except (HarnessError, SandboxError, WarmStartError, OSError) as error:
             raise HarnessError(str(error)) from error
+        except Exception as error:  # an adapter is anybody's code: a fault of it says nothing about the policy, and must not be graded
+            raise HarnessError(f"the adapter of {self.name()} failed: {type(error).__name__}: {error}") from error
 
     @abstractmethod
     async def launch(self, instruction: str, environment: TrialEnvironment) -> None:

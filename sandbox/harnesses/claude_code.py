@@ -51,6 +51,8 @@ _FLAGS = ("-p", "--output-format", "stream-json", "--verbose", "--dangerously-sk
 
 class ClaudeCode(HarnessAgent):
     pin: ClassVar[Pin | None] = CLAUDE_CODE
+    memory_mb: ClassVar[int] = 192
+    prompts: ClassVar[tuple[str, ...]] = ("full", "bare")
     reads: ClassVar[tuple[str, ...]] = (STREAM,)
 
     @staticmethod

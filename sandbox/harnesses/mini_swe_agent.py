@@ -52,6 +52,12 @@ class MiniSweAgent(HarnessAgent):
 
     @classmethod
     @override
+    def needs_mb(cls, harness: Harness) -> int:
+        """A fork shares what its parent has imported."""
+        return 256 if harness.start == "exec" else cls.memory_mb
+
+    @classmethod
+    @override
     async def prepare(cls, harness: Harness, store: Store) -> Launcher:
         launcher = await super().prepare(harness, store)
         if harness.start == "warm_fork":

@@ -28,8 +28,9 @@ def adapter(harness: Harness) -> type[HarnessAgent]:
     module, _, name = harness.adapter.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"harnesses: the adapter {harness.adapter} of {harness.name} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # the module is anybody's code, and may raise anything while it is imported
+        words = f"{type(error).__name__}: {error}"
+        raise ValueError(f"harnesses: the adapter {harness.adapter} of {harness.name} cannot be imported: {words}") from error
     if not (isinstance(found, type) and issubclass(found, HarnessAgent)):
         raise ValueError(f"harnesses: the adapter {harness.adapter} is no subclass of sandbox.harnesses.base.HarnessAgent")
     return found

@@ -10,7 +10,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -27,6 +28,7 @@ from sandbox.tasks.prepare import TaskError, prepare
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
 from server.schemas.runspec import RunSpec
 from server.schemas.spool import Reporter
+from server.schemas.tasks import HELD_OUT, TaskEntry
 
 from .app import create_app
 from .drive import Room
@@ -113,17 +115,52 @@ async def open_room(
                 if (seen := host.exposed(place)) is not None:
                     raise NotReady(f"{what} lies in {seen}, which every agent can read, tests and solutions too: put it elsewhere")
             entries = await asyncio.to_thread(prepare, spec.data, tasks, limit)
+            if spec.data.family is None:  # a generated task says nothing about memory
+                await asyncio.to_thread(_enough_memory, spec, agents, entries, tasks)
             places = [tasks / split / entry.task for split, found in entries.items() for entry in found]
             await host.fetch(await asyncio.to_thread(images_of, places, spec.sandbox))
             await take_trees(host, places, spec.sandbox)
             launchers: dict[str, Launcher] = {}
             for harness, start in zip(spec.harnesses, starting, strict=True):
-                launchers[harness.name] = await start
+                launchers[harness.name] = await _made_ready(harness.name, start)
                 stack.push_async_callback(launchers[harness.name].stop)
         except (RuntimeStoreError, WarmStartError, SandboxError, TaskError, ValueError) as error:
             raise NotReady(str(error)) from error
         index = {split: [entry.task for entry in found] for split, found in entries.items()}
         yield Room(spec, tasks, index, trials, sandboxes, launchers, agents), host
+
+
+def _enough_memory(
+    spec: RunSpec, agents: Mapping[str, type[HarnessAgent]], entries: Mapping[str, Sequence[TaskEntry]], tasks: Path
+) -> None:
+    """A task's own limit takes the place of the run's. Raises TaskError for one in which a harness that may get it could not live."""
+    needs = _needs_mb(spec, agents)
+    for split, found in entries.items():
+        for entry in found:
+            text = (tasks / split / entry.task / "task.toml").read_text(encoding="utf-8")
+            given = tomllib.loads(text).get("environment", {}).get("memory_mb")
+            fixed = (split == HELD_OUT and spec.trainer.evaluation.harness) or entry.harness
+            needy = fixed if fixed in needs else max(needs, key=needs.__getitem__)
+            if given and given < needs[needy]:
+                raise TaskError(
+                    f"task {entry.task}: memory_mb under [environment] of its task.toml is {given}, {needy} needs {needs[needy]}: raise "
+                    'it, or give the task another harness (`harness = "NAME"` under [metadata])'
+                )
+
+
+def _needs_mb(spec: RunSpec, agents: Mapping[str, type[HarnessAgent]]) -> dict[str, int]:
+    return {harness.name: agents[harness.name].needs_mb(harness) for harness in spec.harnesses}
+
+
+async def _made_ready(name: str, start: Awaitable[Launcher]) -> Launcher:
+    """Raises NotReady for what an adapter of anybody's raises, as for its own errors."""
+    try:
+        return await start
+    except (RuntimeStoreError, WarmStartError, ValueError):
+        raise
+    except Exception as error:  # see above
+        log.exception("harness %s", name)
+        raise NotReady(f"harnesses: {name} cannot be made ready, its adapter raised {type(error).__name__}: {error}") from error
 
 
 def agents_of(spec: RunSpec) -> dict[str, type[HarnessAgent]]:
@@ -132,10 +169,10 @@ def agents_of(spec: RunSpec) -> dict[str, type[HarnessAgent]]:
         agents = {harness.name: adapter(harness) for harness in spec.harnesses}
     except ValueError as error:
         raise NotReady(str(error)) from error
-    for name, agent in agents.items():
-        if spec.sandbox.limits.memory_mb < agent.memory_mb:
-            given = spec.sandbox.limits.memory_mb
-            raise NotReady(f"sandbox.limits.memory_mb: {name} itself needs {agent.memory_mb}, {given} are given; raise the limit")
+    given = spec.sandbox.limits.memory_mb
+    for name, needs in _needs_mb(spec, agents).items():
+        if given < needs:
+            raise NotReady(f"sandbox.limits.memory_mb: {name} itself needs {needs}, {given} are given; raise the limit")
     warm = [harness.name for harness in spec.harnesses if harness.start == "warm_fork"]
     if warm and not backend_of(spec.sandbox).can_fork:
         raise NotReady(f"harnesses: {warm[0]} cannot be forked into a sandbox of {spec.sandbox.environment}; set `start: exec`")
