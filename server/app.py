@@ -19,6 +19,7 @@ from .db import Database
 from .errors import install_handlers
 from .launchers.follower import Follower
 from .launchers.process import ProcessLauncher
+from .launchers.revive import revive
 from .routes import checks as check_routes
 from .routes import diagnosis, events, findings, info, plans, regrades, runs, tasks, telemetry, trials
 from .security import LOOPBACK_NAMES, Guard, Perimeter, load_or_create_token
@@ -44,6 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.context = Context(settings=settings, db=db, guard=guard, changes=changes, launcher=launcher, checks=checks)
         follower = Follower(settings, db, launcher, changes)
         traces = _traces(settings, db)
+        await anyio.to_thread.run_sync(revive, settings, db, launcher)
         await anyio.to_thread.run_sync(follower.start)
         await anyio.to_thread.run_sync(checks.recover)
         try:

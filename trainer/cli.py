@@ -62,6 +62,24 @@ def plan(as_json: bool) -> None:
     click.echo(json.dumps(planned.as_json()) if as_json else "\n".join(planned.lines()))
 
 
+@main.command("check-cluster")
+@click.option(
+    "--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A resolved RunSpec, JSON."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check_cluster(spec_file: Path, as_json: bool) -> None:
+    """Whether the cluster of `trainer.cluster.kubernetes` would take the run's job; keeps nothing there. Exit code 1 when it would not."""
+    from server.schemas.runspec import RunSpec
+    from trainer.launch.kuberay.preflight import cluster_facts
+
+    facts = cluster_facts(RunSpec.model_validate_json(spec_file.read_bytes()))
+    if as_json:
+        click.echo(facts.model_dump_json())
+        return
+    click.echo("\n".join([facts.version, *(f"{trouble.where}: {trouble.message}; {trouble.fix}" for trouble in facts.troubles)]).strip())
+    raise SystemExit(1 if facts.troubles else 0)
+
+
 @bench.command("proxy")
 @click.option("--seconds", default=20.0, show_default=True, type=click.FloatRange(min=0.1), help="Of the open loop in each row.")
 @click.option("--sessions", default="1,16,64", show_default=True, help="Sessions of each row.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..schemas.probes import HarnessRuntime, ModelFacts, SelfTestFacts
+from ..schemas.probes import ClusterFacts, HarnessRuntime, ModelFacts, SelfTestFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,11 @@ class Facts:
     model: Answer[ModelFacts] | None = None
     harnesses: Answer[list[HarnessRuntime]] | None = None
     selftest: Answer[SelfTestFacts] | None = None
+    cluster: Answer[ClusterFacts] | None = None
+    """Of `trainer.launcher: kubernetes`."""
+    listens: str = ""
+    """URL of this server, as it knows itself."""
+    loopback: bool = True
+    """Whether only this machine reaches it there."""
+    hostnames: tuple[str, ...] = ()
+    """Further names that it answers to."""

@@ -7,14 +7,15 @@ import re
 import shutil
 import socket
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from ..runs.plans import is_directory, named_paths
-from ..schemas.probes import HarnessRuntime, ModelFacts, SelfTestFacts
+from ..schemas.probes import ClusterFacts, HarnessRuntime, ModelFacts, SelfTestFacts
 from ..schemas.runspec import RunSpec
 from ..settings import Settings
 from .facts import Answer, Facts, PathFact
@@ -23,12 +24,15 @@ from .rooms import Rooms
 MODEL_S = 60
 HARNESS_S = 60
 SELFTEST_S = 240
+CLUSTER_S = 90
 SAMPLED_TASKS = 2
 
 
 def gather(settings: Settings, spec: RunSpec, rooms: Rooms, *, skip_slow: bool) -> Facts:
-    """Everything that the rules need; questions to the rooms are asked at the same time."""
+    """Everything that the rules need; questions to the rooms are asked at the same time. Of a run in a cluster, what this machine's rooms
+    say of model, harnesses and sandboxes means nothing."""
     pins = pinned()
+    inside = spec.trainer.launcher == "kubernetes"
     with tempfile.TemporaryDirectory(prefix="lego-rl-check-") as directory, ThreadPoolExecutor(max_workers=4) as pool:
         file = Path(directory) / "spec.json"
         file.write_text(spec.model_dump_json())
@@ -36,11 +40,17 @@ def gather(settings: Settings, spec: RunSpec, rooms: Rooms, *, skip_slow: bool) 
         sandbox_cli = [str(settings.sandbox_python), "-P", "-m", "sandbox.cli"]
         trainer = pool.submit(rooms.versions, settings.trainer_python, list(pins["trainer"]))
         sandbox = pool.submit(rooms.versions, settings.sandbox_python, list(pins["sandbox"]))
-        model = pool.submit(rooms.ask, ModelFacts, [*trainer_cli, "check-model", "--spec", str(file), "--json"], MODEL_S)
-        listing = ["harness", "list", "--runtimes", str(settings.data.runtimes), "--json"]
-        harnesses = pool.submit(rooms.ask, list[HarnessRuntime], [*sandbox_cli, *listing], HARNESS_S)
+        answers: dict[str, Future[Answer[Any]]] = {}
+        if inside:
+            answers["cluster"] = pool.submit(
+                rooms.ask, ClusterFacts, [*trainer_cli, "check-cluster", "--spec", str(file), "--json"], CLUSTER_S
+            )
+        else:
+            answers["model"] = pool.submit(rooms.ask, ModelFacts, [*trainer_cli, "check-model", "--spec", str(file), "--json"], MODEL_S)
+            listing = ["harness", "list", "--runtimes", str(settings.data.runtimes), "--json"]
+            answers["harnesses"] = pool.submit(rooms.ask, list[HarnessRuntime], [*sandbox_cli, *listing], HARNESS_S)
         selftest: Answer[SelfTestFacts] | None = None
-        if not skip_slow:
+        if not skip_slow and not inside:
             tasks = ["selftest", "--spec", str(file), "--tasks", str(SAMPLED_TASKS), "--json"]
             selftest = rooms.ask(SelfTestFacts, [*sandbox_cli, *tasks], SELFTEST_S)
         return Facts(
@@ -54,9 +64,11 @@ def gather(settings: Settings, spec: RunSpec, rooms: Rooms, *, skip_slow: bool) 
             trainer=trainer.result(),
             sandbox=sandbox.result(),
             pins=pins,
-            model=model.result(),
-            harnesses=harnesses.result(),
             selftest=selftest,
+            listens=settings.url,
+            loopback=settings.is_loopback,
+            hostnames=settings.hostnames,
+            **{name: answer.result() for name, answer in answers.items()},
         )
 
 

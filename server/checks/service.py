@@ -16,6 +16,7 @@ from ..schemas.api import CheckRequest
 from ..schemas.checks import Check, CheckReport, Level
 from ..settings import Settings
 from ..spec import SpecError, resolve
+from .cluster import CLUSTER_RULES
 from .gather import gather
 from .rooms import Rooms
 from .rules import RULES, error, ok
@@ -30,7 +31,8 @@ def run_checks(settings: Settings, request: CheckRequest, rooms: Rooms) -> Check
     except SpecError as wrong:
         return make_report(wrong.problems)
     facts = gather(settings, resolved.spec, rooms, skip_slow=request.skip_slow)
-    found = [check for rule in RULES for check in rule(resolved.spec, facts)]
+    rules = CLUSTER_RULES if resolved.spec.trainer.launcher == "kubernetes" else RULES
+    found = [check for rule in rules for check in rule(resolved.spec, facts)]
     return make_report([ok("spec", "spec", f"the spec is valid (digest {resolved.digest[:12]})"), *found])
 
 

@@ -46,6 +46,7 @@ from ..schemas.events import (
     StageTimingBody,
     StepBody,
     TrialBody,
+    WaitingBody,
 )
 from ..schemas.outcome import Cause, Fault, Scored, Stage
 from ..schemas.states import RUN_TRANSITIONS, TERMINAL_RUN_STATES, TERMINAL_TRIAL_STATES, TRIAL_TRANSITIONS, Phase, RunState, TrialState
@@ -85,6 +86,9 @@ class Projection:
         match event.body:
             case RunStateBody() as body:
                 self._run_state(body)
+            case WaitingBody() as body:
+                if self._run.state is not RunState.STOPPING and self._run.state not in TERMINAL_RUN_STATES:
+                    self._run.reason = _clean(body.reason)
             case ResumedBody() as body:
                 self._resumed(event, body)
             case StepBody() as body:

@@ -1,4 +1,4 @@
-"""The `process` launcher: a run as processes on this machine."""
+"""A run as processes on this machine. With `trainer.launcher: ray` or `kubernetes` the trainer's process stands in for one in a cluster."""
 
 from __future__ import annotations
 
@@ -51,12 +51,13 @@ class ProcessLauncher:
             runtimes=self._settings.data.runtimes,
             spec=spec,
         )
+        inside = spec.trainer.launcher == "kubernetes"
         launch_file = LaunchFile(
             run_id=run_id,
-            runner=[str(self._settings.sandbox_python), *self._settings.runner_args, "--run-dir", str(run.root)],
+            runner=[] if inside else [str(self._settings.sandbox_python), *self._settings.runner_args, "--run-dir", str(run.root)],
             trainer=[str(self._settings.trainer_python), *self._settings.trainer_args, "--run-dir", str(run.root)],
             stop_grace_s=self._settings.stop_grace_s,
-            trainer_restarts=spec.trainer.checkpoint.restarts,
+            trainer_restarts=0 if inside and not spec.trainer.checkpoint.every else spec.trainer.checkpoint.restarts,
         )
         try:
             with self._db.write() as session:
@@ -79,6 +80,13 @@ class ProcessLauncher:
 
     def start(self, run_id: str) -> None:
         """Start the run's supervisor. Raises CannotLaunch."""
+        self.spawn(run_id)
+        with self._db.write() as session:
+            row = session.get_one(Run, run_id)
+            row.state, row.started = RunState.STARTING, time.time()
+
+    def spawn(self, run_id: str) -> None:
+        """A supervisor for the run, whatever state the record has. Raises CannotLaunch."""
         run = RunDir(self._settings.data.runs / run_id)
         command = [sys.executable, "-P", "-m", "server.launchers.supervisor", "--run-dir", str(run.root)]
         child = None
@@ -104,9 +112,6 @@ class ProcessLauncher:
                 row.state, row.problem, row.finished = RunState.FAILED, problem, time.time()
             raise CannotLaunch(problem) from None
         self._children.append(child)
-        with self._db.write() as session:
-            row = session.get_one(Run, run_id)
-            row.state, row.started = RunState.STARTING, time.time()
 
     def stop(self, run_id: str) -> None:
         """Mark the run as ending; the follower asks its processes, also when this server dies now. A run that has ended is left alone."""

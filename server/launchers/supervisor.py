@@ -38,6 +38,8 @@ class LaunchFile(BaseModel):
 
     run_id: str
     runner: list[str]
+    """Empty when trainer and runner are in a cluster: the trainer's process stands in for both, and knows itself whether there is a
+    checkpoint there."""
     trainer: list[str]
     stop_grace_s: float
     trainer_restarts: int = 0
@@ -75,7 +77,7 @@ class Supervisor:
 
     def _supervise(self) -> ExitFile:
         record(self._run, os.getpid(), "supervisor")
-        runner = self._start("runner", self._launch.runner)
+        runner = self._start_runner()
         trainer = self._start("trainer", self._launch.trainer)
         runner_started, reason = time.monotonic(), ""
         while not self._stopping:
@@ -85,7 +87,7 @@ class Supervisor:
                 runner, trainer = self._resume(runner, trainer.returncode)
                 runner_started = time.monotonic()
             time.sleep(POLL_S)
-            if runner.poll() is None or trainer.poll() is not None:
+            if runner is None or runner.poll() is None or trainer.poll() is not None:
                 continue
             self._quick_deaths = self._quick_deaths + 1 if time.monotonic() - runner_started < QUICK_DEATH_S else 1
             if self._quick_deaths > MAX_QUICK_DEATHS:
@@ -98,10 +100,10 @@ class Supervisor:
             while time.monotonic() < pause_until and trainer.poll() is None and not self._stopping:
                 time.sleep(POLL_S)
             self._restarts += 1
-            runner, runner_started = self._start("runner", self._launch.runner), time.monotonic()
+            runner, runner_started = self._start_runner(), time.monotonic()
         stopped = self._stopping and trainer.poll() is None
         code = self._end(trainer, "trainer")
-        self._end(runner, "runner")
+        self._end_runner(runner)
         return ExitFile(
             trainer=code,
             runner_restarts=self._restarts,
@@ -113,17 +115,25 @@ class Supervisor:
 
     def _resumable(self, code: int) -> bool:
         """Whether a trainer that ended with `code` would do better from its last checkpoint."""
-        return code not in (0, FINAL) and self._trainer_restarts < self._launch.trainer_restarts and self._run.latest_checkpoint.exists()
+        left = not self._launch.runner or self._run.latest_checkpoint.exists()
+        return code not in (0, FINAL) and self._trainer_restarts < self._launch.trainer_restarts and left
 
-    def _resume(self, runner: subprocess.Popen[bytes], code: int) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    def _resume(self, runner: subprocess.Popen[bytes] | None, code: int) -> tuple[subprocess.Popen[bytes] | None, subprocess.Popen[bytes]]:
         """Both anew: trials of the dead trainer would hold their sandboxes until their harnesses give up."""
         self._trainer_restarts += 1
         log.warning("the trainer ended with exit code %s, going on from its last checkpoint", code)
-        self._end(runner, "runner")
+        self._end_runner(runner)
         self._clear_runner()
         kill_marked(f"{self._launch.run_id}/trainer")
         attempt = ["--attempt", str(self._trainer_restarts + 1)]
-        return self._start("runner", self._launch.runner), self._start("trainer", [*self._launch.trainer, *attempt])
+        return self._start_runner(), self._start("trainer", [*self._launch.trainer, *attempt])
+
+    def _start_runner(self) -> subprocess.Popen[bytes] | None:
+        return self._start("runner", self._launch.runner) if self._launch.runner else None
+
+    def _end_runner(self, runner: subprocess.Popen[bytes] | None) -> None:
+        if runner is not None:
+            self._end(runner, "runner")
 
     def _start(self, role: str, command: list[str]) -> subprocess.Popen[bytes]:
         # Without byte code on disk every worker of the trainer compiles thousands of modules again.

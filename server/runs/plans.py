@@ -34,7 +34,9 @@ def expected_trials(spec: RunSpec) -> int:
 
 
 def named_paths(spec: RunSpec) -> dict[str, Path]:
-    """RunSpec field → the directory that it names."""
+    """RunSpec field → the directory that it names on this machine; a run in a cluster finds them there."""
+    if spec.trainer.launcher == "kubernetes":
+        return {}
     named = {"data.train": spec.data.train, "data.held_out": spec.data.held_out}
     if not spec.model.path.startswith("builtin:"):
         named["model.path"] = Path(spec.model.path)

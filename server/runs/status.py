@@ -176,6 +176,6 @@ def _sentence(run: RunSummary, forming: StepForming | None, held_out: list[Point
     if held_out:
         ends = held_out if len(held_out) == 1 else (held_out[0], held_out[-1])
         parts.append(f"held-out solve rate {' → '.join(f'{point.value:.2f}' for point in ends)}")
-    if run.state in (RunState.FAILED, RunState.STOPPED, RunState.STALLED) and (problem or run.reason):
+    if run.state not in (RunState.STOPPING, RunState.SUCCEEDED) and (problem or run.reason):
         parts.append(problem or run.reason)
     return "; ".join(parts)

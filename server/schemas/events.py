@@ -26,6 +26,13 @@ class RunStateBody(_Body):
     reason: str = ""
 
 
+class WaitingBody(_Body):
+    """What the run waits for before it can go on, such as machines of a cluster; "" when it waits no more."""
+
+    type: Literal["waiting"] = "waiting"
+    reason: str
+
+
 class ResumedBody(_Body):
     """A trainer that died was started again from the checkpoint after `step` updates, for the `attempt`-th time in all. What was
     reported of later steps is superseded."""
@@ -157,6 +164,7 @@ class LogBody(_Body):
 
 EventBody = Annotated[
     RunStateBody
+    | WaitingBody
     | ResumedBody
     | StepBody
     | EvaluationBody

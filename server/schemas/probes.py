@@ -1,6 +1,7 @@
 """What the rooms answer when the server's checks ask them, one JSON document on stdout.
 
 `python -m trainer.cli check-model --spec FILE --json` → ModelFacts
+`python -m trainer.cli check-cluster --spec FILE --json` → ClusterFacts
 `python -m sandbox.cli selftest --spec FILE --tasks N --json` → SelfTestFacts
 `python -m sandbox.cli harness list --runtimes DIR --json` → list of HarnessRuntime
 """
@@ -87,3 +88,18 @@ class HarnessRuntime(_Facts):
     installed: bool
     problem: str = ""
     """Missing, or not the bytes that were installed."""
+
+
+class ClusterTrouble(_Facts):
+    where: str
+    """RunSpec field, or part of the cluster."""
+    message: str
+    fix: str
+
+
+class ClusterFacts(_Facts):
+    """Whether a cluster would take a run's job."""
+
+    version: str = ""
+    """Of Kubernetes; empty when it does not answer."""
+    troubles: list[ClusterTrouble] = Field(default_factory=list)

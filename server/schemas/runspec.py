@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .kuberay import KubeRay
 from .kubernetes import Kubernetes
 from .trials import Budgets, Identifier
 
@@ -293,6 +294,8 @@ class Cluster(_Section):
     """`local`: a Ray cluster of the run's own, on one node; `auto` or `HOST:PORT`: one that exists and stays."""
     jobs: str = "http://127.0.0.1:8265"
     """Ray's Jobs API, for `trainer.launcher: ray`."""
+    kubernetes: KubeRay | None = None
+    """For `trainer.launcher: kubernetes`."""
 
     @property
     def gpus(self) -> bool:
@@ -325,8 +328,9 @@ class Trainer(_Section):
     micro_batch: int | None = Field(default=None, ge=1)
     """Sequences per forward pass of one GPU; by default as many as make a batch of tokens."""
     cluster: Cluster = Cluster()
-    launcher: Literal["process", "ray"] = "process"
-    """`ray`: the trainer is a job of the Ray cluster behind `cluster.jobs`; the run's directory lies at the same path there."""
+    launcher: Literal["process", "ray", "kubernetes"] = "process"
+    """`ray`: the trainer is a job of the Ray cluster behind `cluster.jobs`; the run's directory lies at the same path there.
+    `kubernetes`: trainer and runner are a KubeRay RayJob with a Ray cluster of its own."""
     start: Literal["plain", "warm_fork"] = "plain"
     """`warm_fork`: workers are forked from one process that has imported the stack; `plain` is the fallback."""
     evaluation: Evaluation = Evaluation()
@@ -383,12 +387,24 @@ class RunSpec(_Section):
             raise ValueError("trainer.launcher ray: the job uses its own cluster and plain workers: set cluster.ray: auto and start: plain")
         gpus = trainer.cluster.nodes * trainer.cluster.gpus_per_node
         ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
+        if trainer.launcher == "kubernetes":
+            self._in_pods()
         if gpus % ways:
             raise ValueError(f"trainer.parallel splits the policy over {ways} GPUs, which does not divide the {gpus} of trainer.cluster")
         return self
 
     @model_validator(mode="after")
     def _harnesses_by_name(self) -> RunSpec:
+    def _in_pods(self) -> None:
+        if self.trainer.cluster.kubernetes is None:
+            raise ValueError("trainer.launcher kubernetes: say which cluster and image: set trainer.cluster.kubernetes")
+        if self.trainer.cluster.ray != "auto" or self.trainer.start != "plain":
+            raise ValueError(
+                "trainer.launcher kubernetes: the job has its own cluster and plain workers: set cluster.ray: auto, start: plain"
+            )
+        if self.sandbox.environment != "kubernetes":
+            raise ValueError("trainer.launcher kubernetes: the runner sits in a pod too: set sandbox.environment: kubernetes")
+
         names = [harness.name for harness in self.harnesses]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"harnesses: {twice[0]} is listed twice; give one of them another name, with `adapter`")
