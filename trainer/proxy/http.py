@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from trainer.proxy.limits import MAX_CONNECTIONS, MAX_HEAD
+from trainer.proxy.limits import MAX_CONNECTIONS, MAX_HEAD, MAX_PIPELINED
 
 LINGER_S = 1
 KEEP_ALIVE_S = 600
@@ -145,6 +145,9 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self.in_head = False
         super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED and not self.refused:
+            self.refused = True
+            self.transport.abort()
 
     def on_message_complete(self) -> None:
         self.in_head, self.head = True, 0

@@ -13,6 +13,8 @@ MAX_HEAD = 64 * 1024
 """Bytes of request line and headers together."""
 MAX_CONNECTIONS = 4096
 """Of all clients together; one more is closed at once."""
+MAX_PIPELINED = 16
+"""Requests on one connection that wait for the answer to an earlier one; a client that sends more is closed at once."""
 MAX_CALLS = 256
 """Requests of one rollout that are served at the same time."""
 

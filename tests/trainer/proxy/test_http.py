@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -61,6 +61,22 @@ async def test_requests_that_do_not_wait_for_an_answer_are_answered_in_order(rol
         assert [said((await answer(reader))[2]) for _ in range(3)] == ["One.", "Two.", "Three."]
     capture = await rollout.close()
     assert [turn.parent.message.content for turn in capture.graph.turns if turn.parent] == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize("more", [post, lambda _, text: b"GET /r/r-1/v1/models HTTP/1.1\r\nx: %b\r\n\r\n" % text.encode()])
+async def test_requests_do_not_pile_up_behind_one_that_is_under_way(rollout: Rollout, more: Callable[[Rollout, str], bytes]) -> None:
+    """Neither in memory nor at the engine: the connection is closed, and the call that held them up is cancelled."""
+    rollout.engine.gate = asyncio.Event()
+    async with connected(rollout) as (reader, writer):
+        writer.write(post(rollout, "Hello."))
+        await until(lambda: rollout.engine.started == 1)
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(b"".join(more(rollout, "x" * 100) for _ in range(100)))
+                await writer.drain()
+        await until(lambda: rollout.engine.cancelled == 1)
+    assert rollout.engine.started == 1
+    assert (await rollout.close()).proxy_error is None
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
