@@ -67,7 +67,7 @@ async def test_requests_that_do_not_wait_for_an_answer_are_answered_in_order(rol
 async def test_requests_do_not_pile_up_behind_one_that_is_under_way(rollout: Rollout, more: Callable[[Rollout, str], bytes]) -> None:
     """Neither in memory nor at the engine: the connection is closed, and the call that held them up is cancelled."""
     rollout.engine.gate = asyncio.Event()
-    async with connected(rollout) as (reader, writer):
+    async with connected(rollout) as (_, writer):
         writer.write(post(rollout, "Hello."))
         await until(lambda: rollout.engine.started == 1)
         with pytest.raises(ConnectionError):
