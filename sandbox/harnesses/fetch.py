@@ -48,7 +48,8 @@ def _npm(pin: NpmPin, tree: Path, scratch: Path, arguments: Sequence[str]) -> No
     if shutil.which("npm") is None:
         raise FetchError(f"{pin.name} comes from the npm registry and `npm` was not found; install Node.js with npm")
     _run(["npm", "pack", "--silent", "--pack-destination", str(scratch), *arguments, pin.source], pin)
-    (archive,) = scratch.glob("*.tgz")
+    if (archive := next(scratch.glob("*.tgz"), None)) is None:
+        raise FetchError(f"`npm pack {pin.source}` succeeded and left no archive; nothing was installed")
     with archive.open("rb") as file:
         integrity = "sha512-" + base64.b64encode(hashlib.file_digest(file, "sha512").digest()).decode()
     if integrity != pin.integrity:
@@ -98,7 +99,10 @@ def _tmux(tree: Path, program: Path) -> None:
 
 def _unpack(archive: Path, package: str, pin: DebianPin, tree: Path, scratch: Path) -> None:
     (tree / "lib").mkdir(parents=True, exist_ok=True)
-    content = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], check=True, capture_output=True, timeout=TIMEOUT_S).stdout
+    try:
+        content = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], check=True, capture_output=True, timeout=TIMEOUT_S).stdout
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise FetchError(f"package {package} cannot be unpacked: {error}") from error
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         for member in tar:
             path = PurePosixPath(member.name)

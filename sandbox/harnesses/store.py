@@ -5,7 +5,8 @@
 <root>/<name>/<version>-<pin digest>.json   its manifest: every file with size and SHA-256
 ```
 
-A tree appears whole (built beside its place, then renamed) and is never changed. Nothing is fetched when a trial runs.
+A tree appears whole (built beside its place, then renamed) and is never changed. Nothing is fetched when a trial runs. Of several who
+install one harness at the same time the first does it and the others wait; what a killed one left is removed by the next.
 
 RuntimeStoreError
  ├─ RuntimeMissing    not installed
@@ -15,17 +16,19 @@ RuntimeStoreError
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from server.schemas.rundir import write_atomic
 
@@ -33,6 +36,7 @@ from .fetch import FetchError, fetch
 from .pins import Pin, PythonPin
 from .selfcontained import NotSelfContained
 
+_UNFINISHED = ".installing-"
 MACHINE = "x86_64"
 """The pins are for this one, and so is the system-call filter of a sandbox."""
 
@@ -50,7 +54,7 @@ class RuntimeTampered(RuntimeStoreError):
 
 
 class FileEntry(NamedTuple):
-    """`link` is a symbolic link's target; then the rest is empty."""
+    """`link` is a symbolic link's target; then the rest is empty. A pipe, a socket or a device, which no runtime has, has size -1."""
 
     size: int = 0
     mtime_ns: int = 0
@@ -71,7 +75,7 @@ class Store:
     """Runtimes under `root`. Construction does not touch the disk."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root.absolute()  # a runtime is mounted at its path
 
     def tree(self, pin: Pin) -> Path:
         return self.root / pin.name / f"{pin.version}-{pin.digest[:16]}"
@@ -89,22 +93,26 @@ class Store:
         """The installed tree after every byte was compared with the manifest, and Python files with their wheels' own RECORDs.
 
         Without `deep` names, sizes and times are compared, which notices every accident in a tenth of the time; it is what a runner does
-        when it starts. Raises RuntimeMissing or RuntimeTampered.
+        when it starts. Raises RuntimeMissing or RuntimeTampered, or RuntimeStoreError where it cannot be read.
         """
-        tree = self.require(pin)
-        manifest = Manifest.model_validate_json(self.manifest_path(pin).read_bytes())
-        found, expected = _entries(tree, deep), manifest.files
+        tree, again = self.require(pin), f"run `rl harness install {pin.name} --again`"
+        try:
+            manifest = Manifest.model_validate_json(self.manifest_path(pin).read_bytes())
+            found, expected = _entries(tree, deep), manifest.files
+        except ValidationError as error:
+            raise RuntimeTampered(f"{self.manifest_path(pin)} is no manifest any more; {again}") from error
+        except OSError as error:
+            raise RuntimeStoreError(f"{pin.name} {pin.version} cannot be read: {error}") from error
         if not deep:
             expected = {path: entry._replace(sha256="") for path, entry in expected.items()}
         wrong = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
         if manifest.pin != pin.digest:
             wrong.append("the manifest's pin")
-        if deep and isinstance(pin, PythonPin):
-            wrong += _unlike_record(tree, found)
+        if deep and not wrong and isinstance(pin, PythonPin):
+            wrong = _unlike_record(tree, found)
         if wrong:
             raise RuntimeTampered(
-                f"{pin.name} {pin.version} in {tree} differs from what was installed ({len(wrong)} files, first: {wrong[0]}); "
-                f"run `rl harness install {pin.name} --again`"
+                f"{pin.name} {pin.version} in {tree} differs from what was installed ({len(wrong)} files, first: {wrong[0]}); {again}"
             )
         return tree
 
@@ -112,42 +120,64 @@ class Store:
         """Fetch, check and place the runtime; a no-op when it is there, unless `again`.
 
         `arguments` go to the package client (`uv pip install`, `npm pack` or `apt-get`), for instance to name another index.
-        Raises RuntimeStoreError with the client's last words when that fails.
+        Raises RuntimeStoreError with the client's last words when that fails, and when the disk does not take it.
         """
-        if not again and self.manifest_path(pin).is_file() and self.tree(pin).is_dir():
+        if not again and self._has(pin):
             return self.tree(pin)
         if platform.machine() != MACHINE:
             raise RuntimeStoreError(
                 f"{pin.name} is pinned for {MACHINE} Linux, and this is {platform.machine()}: use a machine of that kind"
             )
-        parent = self.tree(pin).parent
-        parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".installing-", dir=parent))
         try:
-            built = scratch / "tree"
-            fetch(pin, built, scratch, arguments)
-            files = _entries(built, deep=True)
-            if isinstance(pin, PythonPin) and (wrong := _unlike_record(built, files)):
-                raise RuntimeStoreError(f"{pin.name}: {wrong[0]} is not the file that its wheel lists")
-            _protect(built)
-            self._remove(pin)
-            built.chmod(0o755)  # moving a directory to another parent writes its `..`
-            built.replace(self.tree(pin))
-            self.tree(pin).chmod(0o555)
-            manifest = Manifest(name=pin.name, version=pin.version, pin=pin.digest, files=files)
-            write_atomic(self.manifest_path(pin), manifest.model_dump_json(), mode=0o444)
+            with self._alone(pin) as scratch:
+                if again or not self._has(pin):
+                    self._install(pin, scratch, arguments)
         except (FetchError, NotSelfContained) as error:
             raise RuntimeStoreError(str(error)) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        except OSError as error:
+            raise RuntimeStoreError(f"{pin.name} {pin.version} cannot be placed in {self.root}: {error}") from error
         return self.tree(pin)
 
-    def _remove(self, pin: Pin) -> None:
+    def _has(self, pin: Pin) -> bool:
+        return self.manifest_path(pin).is_file() and self.tree(pin).is_dir()
+
+    @contextlib.contextmanager
+    def _alone(self, pin: Pin) -> Iterator[Path]:
+        """A directory to build in, while nobody else installs this harness. The lock goes with the process that holds it."""
+        parent = self.tree(pin).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with (self.root / f".{pin.name}.lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for abandoned in parent.glob(f"{_UNFINISHED}*"):
+                _discard(abandoned)
+            scratch = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))
+            try:
+                yield scratch
+            finally:
+                _discard(scratch)
+
+    def _install(self, pin: Pin, scratch: Path, arguments: Sequence[str]) -> None:
+        built = scratch / "tree"
+        fetch(pin, built, scratch, arguments)
+        files = _entries(built, deep=True)
+        if isinstance(pin, PythonPin) and (wrong := _unlike_record(built, files)):
+            raise RuntimeStoreError(f"{pin.name}: {wrong[0]} is not the file that its wheel lists")
+        _protect(built)
         self.manifest_path(pin).unlink(missing_ok=True)
-        if self.tree(pin).is_dir():
-            for folder, _, _ in os.walk(self.tree(pin)):
-                Path(folder).chmod(0o755)
-            shutil.rmtree(self.tree(pin))
+        _discard(self.tree(pin))
+        built.chmod(0o755)  # moving a directory to another parent writes its `..`
+        built.replace(self.tree(pin))
+        self.tree(pin).chmod(0o555)
+        manifest = Manifest(name=pin.name, version=pin.version, pin=pin.digest, files=files)
+        write_atomic(self.manifest_path(pin), manifest.model_dump_json(), mode=0o444)
+
+
+def _discard(tree: Path) -> None:
+    """Remove a directory whose own are read-only."""
+    for folder, _, _ in os.walk(tree):
+        with contextlib.suppress(OSError):
+            Path(folder).chmod(0o755)
+    shutil.rmtree(tree, ignore_errors=True)
 
 
 def _entries(tree: Path, deep: bool) -> dict[str, FileEntry]:
@@ -163,6 +193,8 @@ def _entries(tree: Path, deep: bool) -> dict[str, FileEntry]:
                     entries[path] = FileEntry(link=os.readlink(item.path))  # noqa: PTH115
                 elif item.is_dir():
                     folders.append(f"{path}/")
+                elif not item.is_file():
+                    entries[path] = FileEntry(size=-1)
                 else:
                     status = item.stat(follow_symlinks=False)
                     entries[path] = FileEntry(status.st_size, status.st_mtime_ns, _sha256(item.path) if deep else "")

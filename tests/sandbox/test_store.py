@@ -3,8 +3,12 @@
 import base64
 import hashlib
 import io
+import os
 import stat
+import subprocess
+import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -85,6 +89,18 @@ def test_any_changed_added_or_missing_file_is_noticed(tmp_path: Path, pin: Pytho
     assert store.verify(pin) == tree
 
 
+def test_a_store_that_cannot_be_written_is_said(tmp_path: Path, pin: PythonPin, index: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(RuntimeStoreError, match=r"tiny 1\.0 cannot be placed in .*store: "):
+        Store(tmp_path / "store").install(pin, arguments=offline(index))
+
+
+def test_a_store_is_at_one_place_wherever_it_is_named_from(tmp_path: Path, pin: PythonPin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime is mounted at its path."""
+    monkeypatch.chdir(tmp_path)
+    assert Store(Path("store")).tree(pin) == Store(tmp_path / "store").tree(pin)
+
+
 def test_a_package_with_other_bytes_is_not_installed(tmp_path: Path, pin: PythonPin, index: Path) -> None:
     wheel(index, "VALUE = 'other'\n")
     store = Store(tmp_path / "store")
@@ -96,12 +112,59 @@ def test_a_package_with_other_bytes_is_not_installed(tmp_path: Path, pin: Python
 
 
 def npm(directory: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program `npm` whose `pack` delivers `archive`."""
+    """A program `npm` whose `pack` delivers `archive`, once no file `wait` is there."""
     (directory / "package.tgz").write_bytes(archive)
     program = directory / "npm"
-    program.write_text(f'#!/bin/sh\ncp {directory}/package.tgz "$4"/tool-1.0.tgz\n')
+    waits = f"while test -e {directory}/wait; do sleep 0.02; done"
+    program.write_text(f'#!/bin/sh\necho >>{directory}/asked\n{waits}\ncp {directory}/package.tgz "$4"/tool-1.0.tgz\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+
+INSTALL = """
+import sys
+from pathlib import Path
+from sandbox.harnesses.pins import NpmPin
+from sandbox.harnesses.store import Store
+root, integrity, *again = sys.argv[1:]
+Store(Path(root)).install(NpmPin("tool", "1.0", "@some/tool", integrity), again=bool(again))
+"""
+
+
+def installing(root: Path, pin: NpmPin, *again: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", INSTALL, root, pin.integrity, *again])
+
+
+def test_several_who_install_at_once_do_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tgz({f"package/{number}": "x" for number in range(50)})
+    npm(tmp_path, archive, monkeypatch)
+    pin, store = NpmPin("tool", "1.0", "@some/tool", integrity(archive)), Store(tmp_path / "store")
+    assert [process.wait() for process in [installing(store.root, pin) for _ in range(3)]] == [0] * 3
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
+    assert store.verify(pin).is_dir()
+    assert [process.wait() for process in [installing(store.root, pin, "again") for _ in range(2)]] == [0] * 2
+    assert store.verify(pin).is_dir() and len(list(store.tree(pin).parent.iterdir())) == 2
+
+
+def test_what_a_killed_installation_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tgz({"package/tool": "#!/bin/sh\n"})
+    npm(tmp_path, archive, monkeypatch)
+    pin, store = NpmPin("tool", "1.0", "@some/tool", integrity(archive)), Store(tmp_path / "store")
+    (tmp_path / "wait").touch()
+    process = installing(store.root, pin)
+    while not (tmp_path / "asked").exists():
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    left = next(store.tree(pin).parent.iterdir())
+    (left / "tree").mkdir()
+    (left / "tree" / "file").touch()
+    (left / "tree").chmod(0o555)  # as it is just before it gets its place
+    with pytest.raises(RuntimeMissing):
+        store.require(pin)
+    (tmp_path / "wait").unlink()
+    assert store.install(pin) == store.verify(pin)
+    assert {path.name for path in store.tree(pin).parent.iterdir()} == {store.tree(pin).name, store.manifest_path(pin).name}
 
 
 def tgz(files: dict[str, str]) -> bytes:
@@ -131,6 +194,29 @@ def test_an_npm_package_is_taken_only_with_the_pinned_integrity(tmp_path: Path, 
     assert sorted(path.name for path in tree.iterdir()) == ["package.json", "tool"]
     assert (tree / "tool").stat().st_mode & 0o111
     assert store.verify(pin) == tree
+
+
+def test_whatever_became_of_an_installed_tree_is_said_and_put_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tgz({"package/tool": "#!/bin/sh\n"})
+    npm(tmp_path, archive, monkeypatch)
+    pin, store = NpmPin("tool", "1.0", "@some/tool", integrity(archive)), Store(tmp_path / "store")
+    tree = store.install(pin)
+    tree.chmod(0o755)
+    os.mkfifo(tree / "pipe")
+    for deep in (False, True):
+        with pytest.raises(RuntimeTampered, match="pipe"):
+            store.verify(pin, deep=deep)
+    for text in ('{"name": "ti', "", "\xff", '{"name": 1}'):
+        store.manifest_path(pin).chmod(0o644)
+        store.manifest_path(pin).write_text(text, encoding="latin-1")
+        with pytest.raises(RuntimeTampered, match="is no manifest any more; run `rl harness install tool --again`"):
+            store.verify(pin)
+    store.install(pin, again=True)
+    assert store.verify(pin) == tree
+    store.manifest_path(pin).unlink()  # killed between the tree and its manifest
+    with pytest.raises(RuntimeMissing):
+        store.verify(pin)
+    assert store.install(pin) == store.verify(pin) == tree
 
 
 def test_an_archive_that_leaves_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
