@@ -38,10 +38,26 @@ def store_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_store
 
 
-def _named(names: tuple[str, ...]) -> list[str]:
-    if unknown := [name for name in names if name not in PINS]:
-        raise click.ClickException(f"no harness {unknown[0]}; known are {', '.join(PINS)}")
-    return list(names or PINS)
+def _named(names: tuple[str, ...]) -> list[Pin]:
+    """Of those that lego-rl pins by name, of others by the `module:Class` of their adapter; all of the former when none is named."""
+    return [_pin(name) for name in names or PINS]
+
+
+def _pin(name: str) -> Pin:
+    if name in PINS:
+        return PINS[name]
+    if ":" not in name:
+        raise click.ClickException(f"no harness {name}; known are {', '.join(PINS)}, and adapters of your own as module:Class")
+    from .registry import adapter
+
+    quiet()
+    try:
+        found = adapter(Harness(name="named", version="", adapter=name))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if found.pin is None:
+        raise click.ClickException(f"{name} has no `pin`, so there is nothing to install or to compare")
+    return found.pin
 
 
 @click.group()
@@ -55,10 +71,9 @@ def harness() -> None:
 @store_options
 @as_json_option
 def harness_install(names: tuple[str, ...], again: bool, store: Store, as_json: bool) -> None:
-    """Fetch and check runtimes (all, or those named), once: no trial fetches anything."""
+    """Fetch and check runtimes (all, or those named), once: no trial fetches anything. MODULE:CLASS names an adapter of your own."""
     rows = []
-    for name in _named(names):
-        pin = PINS[name]
+    for pin in _named(names):
         if again or not store.tree(pin).is_dir():
             click.echo(f"installing {pin.name} {pin.version} …", err=True)
         try:
@@ -102,7 +117,9 @@ def harness_verify(names: tuple[str, ...], only_bytes: bool, runs: int, store: S
     network but the proxy, against a scripted policy, while every host it looks up is recorded. Exit status 1 when anything is wrong.
     """
     wanted = _named(names)
-    states = [_state(store, PINS[name], deep=True) for name in wanted]
+    if own := [pin.name for pin in wanted if pin not in PINS.values() and not only_bytes]:
+        raise click.ClickException(f"no script is known for {own[0]}, so its bytes alone can be verified: add --bytes")
+    states = [_state(store, pin, deep=True) for pin in wanted]
     if not names:
         for row in states:
             if row["state"] == "missing":

@@ -13,7 +13,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from sandbox.cli import main
 from sandbox.harnesses.pins import DebianPin, NpmPin, PythonPin
 from sandbox.harnesses.store import RuntimeMissing, RuntimeStoreError, RuntimeTampered, Store
 
@@ -271,3 +273,34 @@ def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(RuntimeStoreError, match="tool is pinned for x86_64 Linux, and this is aarch64"):
         Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", "sha512-x"))
+
+
+OWN = """
+from sandbox.harnesses.base import HarnessAgent
+from sandbox.harnesses.pins import NpmPin
+
+class Own(HarnessAgent):
+    pin = NpmPin("own", "1.0", "@some/tool", {integrity!r})
+
+class Bare(HarnessAgent):
+    pass
+"""
+
+
+def test_the_runtime_of_an_adapter_of_ones_own_is_installed_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tgz({"package/tool": "#!/bin/sh\n"})
+    npm(tmp_path, archive, monkeypatch)
+    (tmp_path / "own_harness.py").write_text(OWN.format(integrity=integrity(archive)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def harness(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["harness", *arguments, "--runtimes", str(tmp_path / "store")])
+
+    assert harness("verify", "own_harness:Own", "--bytes").exit_code == 1
+    assert harness("install", "own_harness:Own").exit_code == 0
+    checked = harness("verify", "own_harness:Own", "--bytes")
+    assert (checked.exit_code, checked.stdout) == (0, "own 1.0 is as it was published\n")
+    assert "its bytes alone can be verified" in harness("verify", "own_harness:Own").stderr
+    assert "own_harness:Bare has no `pin`" in harness("install", "own_harness:Bare").stderr
+    assert "cannot be imported" in harness("install", "own_harness:Nothing").stderr
+    assert "as module:Class" in harness("install", "nothing").stderr
