@@ -20,6 +20,8 @@ class SandboxLost(SandboxError):
 
     stdout = b""
     """What the command that was running had printed until then."""
+    outside = False
+    """Whether nothing that ran in the sandbox can have done it: a node, an engine or a person did."""
 
 
 class NotStarted(SandboxError):

@@ -51,14 +51,17 @@ class TrialEnvironment(SandboxEnvironment):
     async def seal(self) -> None:
         """Kill, count and collect. Raises AgentBrokeTree, or SandboxLost when the machinery is gone."""
         self.sealed = True
-        await self.sandbox.kill()
-        self.usage = await self.sandbox.usage()
+        try:
+            await self.sandbox.kill()
+            self.usage = await self.sandbox.usage()
+        except SandboxError as error:  # a backend's own classes say nothing to Harbor, which knows errors by the name of their class
+            raise SandboxLost(str(error)) from error
         if self.changes is not None:
             return
         try:
             self.changes = await self.sandbox.changes(MAX_BYTES)
-        except SandboxLost:
-            raise
+        except SandboxLost as lost:
+            raise SandboxLost(str(lost)) from lost
         except SandboxError as error:
             raise AgentBrokeTree(str(error)) from error
 

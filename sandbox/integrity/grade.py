@@ -119,6 +119,8 @@ async def grade(environment: TrialEnvironment, diff: list[Step], check: str, sec
     try:
         result = await environment.sandbox.exec(command, user="root", stdin=payload, timeout_s=seconds + _margin(seconds))
     except SandboxLost as lost:
+        if lost.outside:
+            return Verdict(grade=Grade.NOT_RUN, detail=str(lost), changed=len(diff))
         verdict = read_verdict(lost.stdout, -9, nonce, len(diff), str(lost))
     except SandboxError as error:
         return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))

@@ -26,6 +26,8 @@ OLDEST_API = "1.41"
 class EngineLost(SandboxLost):
     """The engine cannot be reached."""
 
+    outside = True
+
 
 def connect(settings: Docker) -> APIClient:
     """Blocks. Raises SandboxError with what to do."""

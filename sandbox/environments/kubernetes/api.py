@@ -2,7 +2,7 @@
 
 ApiError             the server said no, or nothing; `status` is 0 without an answer
 ├── Absent           404: the object is gone
-└── Busy             it may say yes later: 429, 5xx, no connection, no quota left; tried again here until `patience` is over
+└── Busy             it may say yes later: 429, 5xx, a conflict, no connection, no quota left; tried again here until `patience` is over
 
 Credentials come from a kubeconfig or the pod's service account and stay in the client: no message and no log has them.
 """
@@ -60,7 +60,8 @@ def refused(what: str, status: int, body: str, retry_after: str = "") -> ApiErro
     message = f"{what}: the API server answers {status} {reason}: {words}".rstrip(": ")
     if status == 404:
         return Absent(message, status)
-    if status == 429 or status >= 500 or (status == 403 and "exceeded quota" in words):
+    # A conflict is no refusal: somebody changed what the request depends on, such as the count of a quota.
+    if status == 429 or status >= 500 or (status == 403 and "exceeded quota" in words) or (status == 409 and reason == "Conflict"):
         return Busy(message, status, float(retry_after) if retry_after.isdigit() else 0)
     if status in (401, 403):
         message += "; give the runner's account the rights that docs/kubernetes.md lists"

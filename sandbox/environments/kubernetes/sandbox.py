@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -20,7 +21,7 @@ from sandbox.environments.namespace.seccomp import PROGRAM
 from sandbox.environments.spec import DEFAULT_ENV, OPEN_FILES, UNWATCHED_CPU_S, ExecResult, SandboxSpec, UsageReport, User
 
 from . import gates, stream
-from .api import Absent, ApiError, Object
+from .api import Absent, ApiError, Busy, Object
 from .pods import Blame, End, ended
 from .pristine import Manifest
 from .stream import Answer, LostStatus
@@ -38,6 +39,8 @@ _ASK_S = 60
 _TRANSFER_S = 300
 _KILL_TRIES = 3
 _NEWS_S = 3
+_PATIENCE_S = 20
+"""An API server or a kubelet that is restarted comes back."""
 _GONE_S = 60
 _CHUNKS = 4096
 
@@ -51,6 +54,8 @@ class PodSandbox:
         self._gate: gates.PodGate | None = None
         self._crowded = self._starved = False
         self._killed = False
+        self._full = ""
+        """Why what is left of the agent keeps even our own programs from running."""
         self._destroyed = False
         self._counted: dict[str, Any] = {}
         """What the last look inside counted, for when there is nothing to look at any more."""
@@ -114,33 +119,40 @@ class PodSandbox:
         if self._killed and request["op"] not in ("collect", "pack", "kill", "usage"):
             raise SandboxLost(f"the sandbox of {self.spec.name or self.name} was killed")
         if end := self._end():
-            raise SandboxLost(f"the pod is gone: {end.words}")
+            raise _lost(f"the pod is gone: {end.words}", outside=end.blame is Blame.CLUSTER)
         if len(json.dumps(request)) > _MAX_REQUEST:
             raise NotStarted(f"a command of more than {_MAX_REQUEST} bytes cannot be started: upload large input as a file")
-        try:
-            return await stream.ask(self._cluster.api, self.name, self._cluster.python, request, data, seconds)
-        except Absent as gone:
-            raise SandboxLost(f"the pod is gone: {gone}") from gone
-        except (LostStatus, ApiError) as lost:
-            raise await self._what_happened(lost) from lost
-        except SandboxError as error:
-            self._crowded = self._crowded or error.errno == errno.EAGAIN
-            raise
+        after_kill, patience = self._killed, time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await stream.ask(self._cluster.api, self.name, self._cluster.python, request, data, seconds)
+            except Absent as gone:
+                raise _lost(f"the pod is gone: {gone}", outside=True) from gone
+            except (LostStatus, ApiError) as lost:
+                # Nothing was begun where the way in was busy.
+                if not isinstance(lost, Busy) or self._end() or self._killed > after_kill or time.monotonic() > patience:
+                    raise await self._what_happened(lost, after_kill) from lost
+            except SandboxError as error:
+                self._crowded = self._crowded or error.errno == errno.EAGAIN
+                raise
 
-    async def _what_happened(self, lost: LostStatus | ApiError) -> SandboxError:
+    async def _what_happened(self, lost: LostStatus | ApiError, after_kill: bool) -> SandboxError:
         """A connection that ends early may be the first sign that the pod did: the cluster's own words come a little later."""
         end = self._end()
-        if end is None and not self._killed:
+        if end is None and self._killed == after_kill:
             with contextlib.suppress(TimeoutError, SandboxLost):
                 end = await self._cluster.pods.wait(self.name, lambda pod: _end_of(pod), _NEWS_S)
-        starved = isinstance(lost, LostStatus) and lost.killed
-        self._starved = self._starved or (starved and not self._killed)
-        if end is None and not self._killed and not starved:
-            return lost
-        words = "our own program in the sandbox was ended for want of memory or CPU time" if starved else "the sandbox was killed"
-        gone = SandboxLost(f"the pod is gone: {end.words}" if end else words)
-        gone.stdout = lost.stdout if isinstance(lost, LostStatus) else b""
-        return gone
+        stdout = lost.stdout if isinstance(lost, LostStatus) else b""
+        if end:
+            return _lost(f"the pod is gone: {end.words}", stdout, outside=end.blame is Blame.CLUSTER)
+        if self._killed > after_kill:
+            return _lost("the sandbox was killed", stdout)
+        if isinstance(lost, LostStatus) and lost.killed:
+            # Nobody in a pod may do that to root's processes: the kernel did. After `kill` nothing but files can have taken the memory.
+            self._starved = True
+            words = "our own program in the sandbox was ended for want of memory or CPU time"
+            return SandboxError(words) if after_kill else _lost(words, stdout)
+        return _lost(str(lost), stdout, outside=True) if after_kill else lost
 
     def _end(self) -> End | None:
         return _end_of(self._cluster.pods.latest(self.name))
@@ -233,9 +245,11 @@ class PodSandbox:
 
     async def changes(self, max_bytes: int = 64 << 20) -> list[Change]:
         """See `backend.Sandbox`. SandboxError when the agent's own doing ended the pod: there is nothing left to collect."""
+        if self._full:
+            raise SandboxError(f"nothing can be collected: {self._full}")
         if end := self._end():
             what = f"nothing can be collected, the pod is gone: {end.words}"
-            raise SandboxError(what) if end.blame is Blame.AGENT else SandboxLost(what)
+            raise SandboxError(what) if end.blame is Blame.AGENT else _lost(what, outside=True)
         request = {"op": "collect", "path": self.spec.workdir, "left_out": self.left_out}
         manifest = json.dumps(self.pristine).encode()
         data = await self._output(request, manifest, "collect the changed files together", max_bytes, "root")
@@ -246,7 +260,8 @@ class PodSandbox:
     async def usage(self) -> UsageReport:
         end = self._end()
         if end is None and not self._destroyed:
-            with contextlib.suppress(SandboxLost):
+            # What `kill` has counted already is worth more than a second look.
+            with contextlib.suppress(SandboxError if self._killed else SandboxLost):
                 answer = await self._ask({"op": "usage", **self._look()})
                 self._counted = {**self._counted, **(answer.end or {})}
             end = self._end()
@@ -279,20 +294,26 @@ class PodSandbox:
     async def kill(self) -> None:
         """See `backend.Sandbox`. A pod that has ended has nothing left to kill; one that cannot be emptied is ended."""
         await self.close_gate()
-        self._killed = True
+        self._killed, full = True, ""
         for _ in range(_KILL_TRIES):
             try:
                 answer = await self._ask({"op": "kill", **self._look()})
-            except SandboxLost:
-                return
             except SandboxError as error:
+                if self._end():
+                    return
+                full = "" if isinstance(error, SandboxLost) else str(error)
                 log.warning("%s: killing what runs in it is tried again: %s", self.name, error)
                 continue
             self._counted = answer.end or {}
             if not self._counted.get("left"):
                 return
-        await self._delete()
-        raise SandboxLost(f"pod {self.name} could not be emptied of processes and was deleted")
+        try:
+            await self._delete()
+        except ApiError as error:
+            raise SandboxLost(f"pod {self.name} could not be emptied of processes, and not be deleted: {error}") from error
+        self._full = full
+        if not full:
+            raise SandboxLost(f"pod {self.name} could not be emptied of processes and was deleted")
 
     async def destroy(self) -> None:
         """See `backend.Sandbox`. Nothing of the agent runs when this returns; the cluster takes seconds over the rest, and on its own."""
@@ -331,8 +352,16 @@ class PodSandbox:
 _MAX_REQUEST = 192 * 1024
 
 
+def _lost(words: str, stdout: bytes = b"", *, outside: bool = False) -> SandboxLost:
+    gone = SandboxLost(words)
+    gone.stdout, gone.outside = stdout, outside
+    return gone
+
+
 def _end_of(pod: Object | None) -> End | None:
     """{} is a pod that has not been seen yet."""
     if pod is None:
         return End("it was deleted", Blame.CLUSTER)
-    return ended(pod)
+    if (found := ended(pod)) is not None or "deletionTimestamp" not in pod.get("metadata", {}):
+        return found
+    return End("somebody deletes it", Blame.CLUSTER)

@@ -43,6 +43,8 @@ class Faults:
     """The next watch is told that its version is too old."""
     drop_execs: int = 0
     """Execs whose connection breaks with the first output."""
+    away: bool = False
+    """Nobody answers: connections end before the first word."""
     slow_exec_s: float = 0.05
     """How long after Running a container cannot be entered yet."""
 
@@ -95,6 +97,7 @@ class FakeCluster:
         self.node = Node(host, root / "node", images, self.store, self.faults, enforce)
         self.kubeconfig = root / "kubeconfig"
         self._tasks: set[asyncio.Task[None]] = set()
+        self.open: dict[asyncio.Transport, str] = {}
 
     @property
     def pods(self) -> dict[str, Object]:
@@ -103,6 +106,14 @@ class FakeCluster:
     @property
     def policies(self) -> dict[str, Object]:
         return {name: item for (kind, name), item in self.store.objects.items() if kind == "networkpolicies"}
+
+    def cut(self, what: str = "") -> int:
+        """End the connections whose latest request had this in its address, as a proxy on the way does; how many."""
+        cut = [transport for transport, path in self.open.items() if what in path and not transport.is_closing()]
+        for transport in cut:
+            transport.abort()
+        self.open = {transport: path for transport, path in self.open.items() if not transport.is_closing()}
+        return len(cut)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FakeCluster]:
@@ -148,6 +159,11 @@ class FakeCluster:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        assert isinstance(request.transport, asyncio.Transport)
+        if self.faults.away:
+            request.transport.abort()
+            raise web.HTTPServiceUnavailable
+        self.open[request.transport] = request.path_qs
         self.requests.append(f"{request.method} {request.path_qs}")
         if request.headers.get("authorization") != f"Bearer {self.token}":
             return status(401, "Unauthorized", "Unauthorized")
@@ -155,7 +171,7 @@ class FakeCluster:
             return status(403, "Forbidden", f'pods is forbidden: User "runner" cannot do this in namespace {request.match_info["ns"]}')
         if self.faults.answers and self.faults.answers[0][0] == request.method:
             _, code, headers = self.faults.answers.popleft()
-            return status(code, "Fault", "a test wants it so", headers)
+            return status(code, "Conflict" if code == 409 else "Fault", "a test wants it so", headers)
         return await handler(request)
 
     # ---------------------------------------------------------------- objects

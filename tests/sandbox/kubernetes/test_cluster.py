@@ -105,6 +105,41 @@ def test_a_watch_that_is_too_old_is_begun_anew(run: Run) -> None:
 # ---------------------------------------------------------------- execs and pods that end otherwise
 
 
+def test_nothing_runs_after_a_kill_though_nobody_answered_at_first(run: Run) -> None:
+    async def body(backend: Kubernetes, fake: FakeCluster) -> None:
+        sandbox = await backend.create(SPEC)
+        await sandbox.exec("sleep 4724.25 & true")
+        fake.faults.away = True
+        fake.cut()
+        killing = asyncio.create_task(sandbox.kill())
+        await asyncio.sleep(3)
+        assert processes("sleep 4724.25") and not killing.done()
+        fake.faults.away = False
+        await killing
+        assert not processes("sleep 4724.25")
+        assert await sandbox.changes() == []
+        await sandbox.destroy()
+
+    run(body)
+
+
+def test_a_pod_that_somebody_deletes_is_lost_before_it_is_gone(run: Run) -> None:
+    async def body(backend: Kubernetes, fake: FakeCluster) -> None:
+        sandbox = await backend.create(SPEC)
+        pod = fake.pods[sandbox.name]
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        fake.store.put("pods", pod, "MODIFIED")
+        with pytest.raises(SandboxLost, match="somebody deletes it") as lost:
+            async with asyncio.timeout(30):
+                while True:
+                    await sandbox.exec("true")
+        assert lost.value.outside
+        del pod["metadata"]["deletionTimestamp"]
+        await sandbox.destroy()
+
+    run(body)
+
+
 def test_an_end_that_nobody_reported_is_an_error(run: Run) -> None:
     async def body(backend: Kubernetes, fake: FakeCluster) -> None:
         sandbox = await backend.create(SPEC)

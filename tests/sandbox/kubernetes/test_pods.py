@@ -116,6 +116,7 @@ def test_a_running_pod_has_not_ended() -> None:
         (403, '{"message": "pods is forbidden: User \\"x\\" cannot create"}', ApiError),
         (401, "Unauthorized", ApiError),
         (409, '{"reason": "AlreadyExists"}', ApiError),
+        (409, '{"reason": "Conflict", "message": "Operation cannot be fulfilled on resourcequotas \\"compute\\": modified"}', Busy),
         (422, '{"message": "spec.containers: Required value"}', ApiError),
         (410, '{"reason": "Expired"}', ApiError),
     ],
