@@ -26,7 +26,7 @@ from server.schemas.events import (
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, CheckpointFile
-from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Monitors, Trainer
+from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Monitors, Sandbox, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import Harness as Client
@@ -160,19 +160,28 @@ def test_steps_without_signal_or_without_a_row_are_clean_no_ops(world: World, po
     assert empty["lego/optimizer_steps"] == empty["lego/sampled_tokens"] == 0 and empty["lego/failed"] == TASKS * SIZE
 
 
-def test_too_many_failures_stop_the_run_with_one_line(world: World, policy: Path) -> None:
-    async def broken(client: Client, request: TrialRequest) -> Failed:
+def test_too_many_failures_stop_the_run_within_the_step_with_one_line(world: World, policy: Path) -> None:
+    async def broken(client: Client, request: TrialRequest) -> Scored | Failed:
+        if request.trial_id.startswith("e"):
+            await client.chat([{"role": "user", "content": request.task}])
+            return scored(0)
         return Failed(stage=Stage.IMAGE, cause=Cause.IMAGE, detail="no such image")
 
     world.runner.play = broken
-    prepare(world, policy)
+    places = 5
+    prepare(world, policy, sandbox=Sandbox(concurrency=places - 4))
     launched = start(world)
     output, _ = launched.communicate(timeout=800)
     assert launched.returncode == FINAL
     states = of(world.server.bodies(), RunStateBody)
     assert [state.state for state in states] == [RunState.RUNNING, RunState.FAILED]
-    assert states[-1].reason.startswith("TooManyFailures: 4 of 4 trials of the evaluation after step 0 failed (image 4), more than")
+    allowed = TASKS * SIZE // 2
+    assert states[-1].reason.startswith(
+        f"TooManyFailures: {allowed + 1} of {TASKS * SIZE} trials of step 1 failed (image {allowed + 1}), more"
+    )
     assert "no such image" in states[-1].reason and f"failed: {states[-1].reason}\n" in output
+    begun = [request.trial_id for request in world.runner.requests if request.trial_id.startswith("s")]
+    assert allowed < len(begun) <= allowed + places < TASKS * SIZE
     assert of(world.server.bodies(), StepBody) == []
     assert left_behind(world) == []
 

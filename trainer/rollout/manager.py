@@ -27,6 +27,7 @@ from server.schemas.states import Phase, RunState
 from server.schemas.tasks import HELD_OUT, TRAIN
 from trainer.launch import FinalError
 
+from .breaker import Breaker
 from .groups import Group, Plan, evaluation_sizes, make_groups
 from .limits import gate_rule
 from .pool import TaskPool
@@ -215,8 +216,14 @@ class RolloutManager:
         trainer = self.spec.trainer
         staleness = trainer.staleness if trainer.schedule == "async" else 0
 
+        step_size = self.spec.rollout.tasks_per_step * self.spec.rollout.group_size
+        breaker = Breaker(self.spec.monitors.failed_share, step_size, trainer.evaluation.rollouts)
+
         async def play(member: Member) -> Rollout:
-            return await self._room.play(*member)
+            breaker.check()
+            rollout = await self._room.play(*member)
+            breaker.note(member[0], rollout.trial_id, rollout.outcome)
+            return rollout
 
         schedule = Schedule(play, slots, batch=self.spec.rollout.tasks_per_step, staleness=staleness, finish=self._store)
         return slots, schedule

@@ -30,7 +30,6 @@ from trainer.rollout.manager import Batch, RolloutManager
 from trainer.rollout.rows import PARTITION
 
 from .metrics import LogProbs, ReportingSink, fidelity_metrics, numbers, update_metrics
-from .stop import check_failures
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
 from .worker import CpuWorker
 
@@ -96,7 +95,6 @@ class LegoSteps(PPOTrainer):
         """A held-out evaluation: the same path as training, without an update."""
         started = time.monotonic()
         played = self.agent_loop_manager.evaluate(self.global_steps)
-        check_failures(played, f"the evaluation after step {self.global_steps}", self._spec.monitors.failed_share)
         rollouts = [rollout for group in played for rollout in group.rollouts]
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         seconds = time.monotonic() - started
@@ -116,7 +114,6 @@ class LegoSteps(PPOTrainer):
         with marked_timer("gen", timing_raw):
             self.on_sample_begin()
             taken = self.agent_loop_manager.finish_step()
-            check_failures(taken.played, f"step {self.global_steps}", self._spec.monitors.failed_share)
             self.on_sample_end()
         seed = self._spec.trainer.seed * 100_003 + self.global_steps
         with marked_timer("ours", self._ours):

@@ -16,7 +16,6 @@ from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
 from trainer.verl_plugin.metrics import LogProbs, ReportingSink, branch_metrics, fidelity_metrics, step_line, update_metrics
-from trainer.verl_plugin.stop import TooManyFailures, check_failures
 
 
 def played(failures: int, size: int = 4) -> list[PlayedGroup]:
@@ -24,20 +23,6 @@ def played(failures: int, size: int = 4) -> list[PlayedGroup]:
     fine = Scored(reward=1, termination=Termination.COMPLETED)
     members = [Rollout(f"s001-t-{i}", i, broken if i < failures else fine, [], 0, 1) for i in range(size)]
     return [PlayedGroup(Group("s001-t", 1, Phase.TRAIN, "t", "h", size, "u"), members)]
-
-
-def test_as_many_failures_as_allowed_are_no_reason_to_stop() -> None:
-    check_failures(played(2), "step 1", 0.5)
-    check_failures(played(4), "step 1", 1.0)
-
-
-def test_more_stop_the_run_and_say_why() -> None:
-    with pytest.raises(TooManyFailures) as stopped:
-        check_failures(played(3), "step 1", 0.5)
-    assert str(stopped.value) == (
-        "3 of 4 trials of step 1 failed (sandbox_setup 3), more than monitors.failed_share = 0.5 allows."
-        " s001-t-0: mount: no space left on device. Mend the cause and start a new run"
-    )
 
 
 def test_steps_are_reported_and_shown(tmp_path: Path) -> None:
