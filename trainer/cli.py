@@ -123,14 +123,15 @@ def bench_async(workload: Path | None, as_json: bool) -> None:
 @bench.command("trainer")
 @click.option("--steps", default=50, show_default=True, type=click.IntRange(min=3))
 @click.option("--schedule", default="sync", show_default=True, type=click.Choice(["sync", "async"]))
+@click.option("--start", default="warm_fork", show_default=True, type=click.Choice(["warm_fork", "plain"]), help="Of the workers.")
 @click.option("--policy", default="builtin:onebug-mini-swe-agent", show_default=True, help="model.path of the run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench_trainer(steps: int, schedule: Literal["sync", "async"], policy: str, as_json: bool) -> None:
+def bench_trainer(steps: int, schedule: Literal["sync", "async"], start: Literal["plain", "warm_fork"], policy: str, as_json: bool) -> None:
     """Start-up, overhead per step and memory of a real run whose trials are two model calls."""
     from trainer.bench.training import measure
 
     try:
-        found = measure.run(steps, schedule, policy)
+        found = measure.run(steps, schedule, policy, start)
     except measure.RunFailed as error:
         raise click.ClickException(str(error)) from None
     click.echo(json.dumps(found.as_json(), indent=2) if as_json else found.line)

@@ -18,9 +18,9 @@ def test_overhead_is_what_neither_rollouts_nor_arithmetic_take() -> None:
         for end, (rollouts, arithmetic) in zip((10.0, 13.0, 16.0, 20.0), parts, strict=True)
     ]
     memory = [{1: Held("worker", own, own + 10), 2: Held("launcher", 5.0, 6.0)} for own in (900.0, 1000.0, 1001.0)]
-    found = summary(_spec(4, "async", "builtin:x"), steps, 2.5, memory, 3.0)
+    found = summary(_spec(4, "async", "builtin:x", "plain"), steps, 2.5, memory, 3.0)
     slopes = {"worker": 1.0, "launcher": 0.0}
-    assert found == Measured("async", 4, 7.5, 3.0, 1.5, 1.0, 1.0, found.ours_share, 1017.0, 4.0, slopes, 3.0)
+    assert found == Measured("async", "plain", 4, 7.5, 3.0, 1.5, 1.0, 1.0, found.ours_share, 1017.0, 4.0, slopes, 3.0)
     assert found.ours_share == pytest.approx(0.1 / 2.9)
     assert "overhead 1.00 s" in found.line and "+4 MB over 4 steps, load 3.0" in found.line and "worker +1.00" in found.line
 

@@ -36,6 +36,7 @@ class Measured:
     counted once; `growth_mb` and `slopes` (MB per step by process, behind the first tenth) are of what a process shares with nobody."""
 
     schedule: str
+    start: str
     steps: int
     startup_s: float
     step_s: float
@@ -55,25 +56,25 @@ class Measured:
     @property
     def line(self) -> str:
         return (
-            f"{self.schedule:6s}start-up to step 1 {self.startup_s:.1f} s  step {self.step_s:.2f} s = rollouts {self.rollouts_s:.2f}"
-            f" + arithmetic {self.arithmetic_s:.2f} + overhead {self.overhead_s:.2f} s"
+            f"{self.schedule}, {self.start}: start-up to step 1 {self.startup_s:.1f} s  step {self.step_s:.2f} s ="
+            f" rollouts {self.rollouts_s:.2f} + arithmetic {self.arithmetic_s:.2f} + overhead {self.overhead_s:.2f} s"
             f"  beside bare verl {self.ours_share:+.1%}"
             f"  memory {self.memory_mb:.0f} MB, {self.growth_mb:+.0f} MB over {self.steps} steps, load {self.load:.1f}\n"
             f"      MB per step: {', '.join(f'{name} {slope:+.2f}' for name, slope in self.slopes.items())}"
         )
 
 
-def run(steps: int, schedule: Literal["sync", "async"], policy: str) -> Measured:
+def run(steps: int, schedule: Literal["sync", "async"], policy: str, start: Literal["plain", "warm_fork"] = "warm_fork") -> Measured:
     """Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="lego-bench-") as folder:
         around = Surroundings()
         try:
-            return _measure(RunDir(Path(folder)), around, _spec(steps, schedule, policy))
+            return _measure(RunDir(Path(folder)), around, _spec(steps, schedule, policy, start))
         finally:
             around.stop()
 
 
-def _spec(steps: int, schedule: Literal["sync", "async"], policy: str) -> RunSpec:
+def _spec(steps: int, schedule: Literal["sync", "async"], policy: str, start: Literal["plain", "warm_fork"]) -> RunSpec:
     """The `local` preset's learning side with small groups."""
     return RunSpec(
         model=Model(path=policy, context=256),
@@ -85,7 +86,7 @@ def _spec(steps: int, schedule: Literal["sync", "async"], policy: str) -> RunSpe
             steps=steps,
             schedule=schedule,
             learning_rate=1e-5,
-            start="warm_fork",
+            start=start,
             evaluation=Evaluation(rollouts=1),
             checkpoint=Checkpoint(every=1),
         ),
@@ -134,6 +135,7 @@ def summary(
     grown = growth(memory)
     return Measured(
         schedule=spec.trainer.schedule,
+        start=spec.trainer.start,
         steps=len(steps),
         startup_s=steps[0][0] - began,
         step_s=statistics.median(walls),
