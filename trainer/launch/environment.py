@@ -24,6 +24,12 @@ ON_CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # jemalloc would start a thread in the process that workers are forked from
 }
+OWN_CLUSTER = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_task_events_report_interval_ms": "0",
+}
+"""For a cluster of the run's own. Ray would keep the history of the last 100,000 tasks for its dashboard, which does not run here: two
+thirds of a megabyte per step."""
 FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
 """Removed for a cluster of our own: what would attach us to somebody else's."""
 
@@ -47,5 +53,5 @@ def apply(device: Literal["cpu", "cuda"], *, own_cluster: bool) -> None:
     if own_cluster:
         for name in FOREIGN:
             os.environ.pop(name, None)
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        os.environ.update(OWN_CLUSTER, RAY_AUTH_TOKEN=secrets.token_hex(32))
     sys.dont_write_bytecode = False
