@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -12,6 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from .namespace.transfer import OPAQUE, SINGLE, WHITEOUT
+
+
+_DEEPEST = 100
+"""Directories in each other that are made on the host, whose tools stop at a thousand and could not even remove them."""
 
 
 @dataclass(frozen=True)
@@ -38,32 +43,34 @@ def pack(source: Path, target: str) -> tuple[bytes, str]:
     return output.getvalue(), directory
 
 
-def extract(data: bytes, target: Path) -> list[str]:
+def extract(data: bytes, target: Path, cut: bool = False) -> list[str]:
     """Write an archive made by `transfer.pack`; returns the names that were left out.
 
     The archive of a single file becomes the file `target`. In a directory what is there already stays: it is the host's own record, and an
-    agent may not put another in its place.
+    agent may not put another in its place. `cut`: `data` may be the beginning of one, whose last file is as long as what is there of it.
     """
     skipped = []
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for member in tar.getmembers():
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(*((tarfile.TarError,) if cut else ())), tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        for member in tar:
             if SINGLE in member.pax_headers:
                 target.unlink(missing_ok=True)
-                _write(target, _content(tar, member), member.mode & 0o777 | 0o600)
+                _write(target, _content(data, member), member.mode & 0o777 | 0o600)
                 continue
             path = target / member.name
             try:
-                if not _is_inside(member.name):
+                if not _is_inside(member.name) or member.name.count("/") > _DEEPEST:
                     skipped.append(member.name)
                 elif member.isdir():
                     path.mkdir(parents=True, exist_ok=True)
                 elif member.isreg():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    _write(path, _content(tar, member), member.mode & 0o777 | 0o600)
+                    _write(path, _content(data, member), member.mode & 0o777 | 0o600)
                 else:
                     skipped.append(member.name)
-            except (FileExistsError, NotADirectoryError):
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG):
+                    raise
                 skipped.append(member.name)
     return skipped
 
@@ -83,7 +90,7 @@ def changes(data: bytes, pristine: Path | None) -> list[Change]:
             elif member.issym():
                 found[name] = Change(name, "link", data=os.fsencode(member.linkname))
             elif member.isreg():
-                found[name] = Change(name, "file", member.mode, _content(tar, member))
+                found[name] = Change(name, "file", member.mode, _content(data, member))
     if pristine is None:
         return list(found.values())
     for name in opaque:
@@ -125,9 +132,8 @@ def _names_below(pristine: Path, name: str) -> list[str]:
     return [str(found.relative_to(pristine)) for found in path.rglob("*")]
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    return file.read() if file is not None else b""
+def _content(data: bytes, member: tarfile.TarInfo) -> bytes:
+    return data[member.offset_data : member.offset_data + member.size]
 
 
 def _is_inside(name: str) -> bool:

@@ -69,10 +69,11 @@ class Sandbox(Protocol):
         """Copy a host file to the path `target`, or a directory's content into the directory `target`; `user` owns the result."""
         ...
 
-    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent") -> list[str]:
+    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent", cut: bool = False) -> list[str]:
         """Copy the file `source` to the host path `target`, or a directory's content into the directory `target`.
 
-        Only regular files and directories arrive; the names of all else (links that an agent planted) are returned.
+        Only regular files and directories arrive; the names of all else (links that an agent planted) are returned. What has more than
+        `max_bytes`, or cannot be read to its end, is an error, or with `cut` arrives as far as it goes: its last file may lack its end.
         """
         ...
 

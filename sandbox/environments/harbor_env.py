@@ -25,6 +25,8 @@ from sandbox.environments.spec import Directory, RoMount, SandboxSpec, User
 from server.schemas.runspec import Sandbox as Settings
 
 WORKDIR = "/workspace"
+MAX_LOGS = 65 << 20
+"""More than is read of a harness's log, so that what was cut here is seen to have been."""
 _AGENT_PATHS = ("/logs/agent", "/logs/artifacts", "/home/agent", "/tmp")  # noqa: S108 -- paths in the sandbox
 _DIRECTORIES = (
     Directory("/logs", "root"),
@@ -240,9 +242,10 @@ class SandboxEnvironment(BaseEnvironment):
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self._download(source_dir, Path(target_dir))
+        """Of logs without end the first files, and the beginning of one."""
+        await self._download(source_dir, Path(target_dir), cut=True)
 
-    async def _download(self, source: str, target: Path) -> None:
-        skipped = await self.sandbox.download(source, target, user="root")
+    async def _download(self, source: str, target: Path, cut: bool = False) -> None:
+        skipped = await self.sandbox.download(source, target, MAX_LOGS, user="root", cut=cut)
         if skipped:
             self.logger.warning("left out of the download of %s: %s", source, ascii(skipped[:10]))

@@ -84,23 +84,33 @@ def opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterat
         chunks.close()
 
 
-def packed(api: Any, container: str, path: str, max_bytes: int) -> bytes:
-    """The file or directory `path` as `transfer.pack` packs it. Raises SandboxError."""
-    what, output = f"cannot download {path}: it", io.BytesIO()
-    real = _real(api, container, path)
+def packed(api: Any, container: str, path: str, max_bytes: int, cut: bool = False) -> bytes:
+    """The file or directory `path` as `transfer.pack` packs it, with `cut` as much of it as can be had. Raises SandboxError."""
+    output = io.BytesIO()
+    try:
+        _pack(api, container, path, max_bytes, cut, output)
+    except SandboxError:
+        if not (cut and output.tell()):
+            raise
+    return output.getvalue()
+
+
+def _pack(api: Any, container: str, path: str, max_bytes: int, cut: bool, output: io.BytesIO) -> None:
+    what, real = f"cannot download {path}: it", _real(api, container, path)
     with opened(api, container, real, 2 * max_bytes + (1 << 20), what) as given, tarfile.open(fileobj=output, mode="w") as taken:
         for member, name in below(given):
             if not (member.isreg() or member.isdir() or member.issym()):
                 continue
-            if output.tell() + member.size > max_bytes:
+            if (room := max_bytes - output.tell()) < member.size and not cut:
                 raise SandboxError(f"cannot download {path}: it is larger than {max_bytes} bytes")
             info = tarfile.TarInfo(name or PurePosixPath(path).name)
-            info.type, info.mode, info.size, info.linkname = member.type, member.mode, member.size, member.linkname
+            # The engine has an order of its own: a file that does not fit leaves half of the room to those behind it.
+            size = member.size if member.size <= room else max(0, room // 2)
+            info.type, info.mode, info.size, info.linkname = member.type, member.mode, size, member.linkname
             if not name and member.isdir():
                 continue
             info.pax_headers = {} if name else {SINGLE: "y"}
             taken.addfile(info, given.extractfile(member) if member.isreg() else None)
-    return output.getvalue()
 
 
 def _real(api: Any, container: str, path: str) -> str:

@@ -163,18 +163,20 @@ class DockerSandbox:
         if result.return_code != 0:
             raise SandboxError(f"cannot upload to {target}: {_words(result)}")
 
-    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent") -> list[str]:
-        data = None if user == "root" else await self._packed(source, max_bytes, user)
+    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent", cut: bool = False) -> list[str]:
+        data = None if user == "root" else await self._packed(source, max_bytes, user, cut)
         if data is None:  # no root of a container may read everything; the engine may, and of one that ended too
-            data = await self._engine.call(collect.packed, self._engine.api, self.container, source, max_bytes)
-        return await asyncio.to_thread(archive.extract, data, target)
+            data = await self._engine.call(collect.packed, self._engine.api, self.container, source, max_bytes, cut)
+        return await asyncio.to_thread(archive.extract, data, target, cut)
 
-    async def _packed(self, source: str, max_bytes: int, user: User) -> bytes | None:
+    async def _packed(self, source: str, max_bytes: int, user: User, cut: bool) -> bytes | None:
         """As `user` may read it; None when nothing runs in the container any more."""
         try:
             result = await self._trusted(_PACK, source, user, b"", (max_bytes, 4096), cut=True)
         except SandboxLost:
             return None
+        if cut and result.stdout:
+            return result.stdout
         if result.truncated:
             raise SandboxError(f"cannot download {source}: it is larger than {max_bytes} bytes")
         if result.return_code != 0:

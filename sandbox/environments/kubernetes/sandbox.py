@@ -217,17 +217,19 @@ class PodSandbox:
         if result.return_code != 0:
             raise SandboxError(f"cannot upload to {directory}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
 
-    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent") -> list[str]:
-        data = await self.pack(source, max_bytes, "root" if self._killed else user)
-        return await asyncio.to_thread(archive.extract, data, target)
+    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent", cut: bool = False) -> list[str]:
+        data = await self.pack(source, max_bytes, "root" if self._killed else user, cut)
+        return await asyncio.to_thread(archive.extract, data, target, cut)
 
-    async def pack(self, source: str, max_bytes: int, user: User = "root") -> bytes:
+    async def pack(self, source: str, max_bytes: int, user: User = "root", cut: bool = False) -> bytes:
         """A file or a directory's content as `transfer.pack` writes it."""
-        return await self._output({"op": "pack", "path": source}, b"", f"download {source}", max_bytes, user)
+        return await self._output({"op": "pack", "path": source}, b"", f"download {source}", max_bytes, user, cut)
 
-    async def _output(self, request: Object, data: bytes, what: str, max_bytes: int, user: User) -> bytes:
+    async def _output(self, request: Object, data: bytes, what: str, max_bytes: int, user: User, cut: bool = False) -> bytes:
         whole = {**request, "limits": [max_bytes, _CHUNKS], "cut": True}
         result = self._result(await self._command(whole, user, _TRANSFER_S, data))
+        if cut and result.stdout:
+            return result.stdout
         if result.truncated:
             raise SandboxError(f"cannot {what}: it is larger than {max_bytes} bytes")
         if result.return_code != 0:

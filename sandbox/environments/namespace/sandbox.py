@@ -160,25 +160,29 @@ class Sandbox:
         if result.return_code != 0:
             raise SandboxError(f"cannot upload to {target}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
 
-    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent") -> list[str]:
+    async def download(self, source: str, target: Path, max_bytes: int = 64 << 20, user: User = "agent", cut: bool = False) -> list[str]:
         """Copy the file `source` to the host path `target`, or a directory's content into the directory `target`.
 
         Only regular files and directories arrive; the names of all else (links that an agent planted) are returned. Raises SandboxError
-        when `source` is missing or unreadable for `user`, or larger than `max_bytes`. Works after `kill` too, except in the work directory.
+        when `source` is missing or unreadable for `user`, or, without `cut`, larger than `max_bytes`. Works after `kill` too, except in
+        the work directory.
         """
-        data = await (self._pack_dead("root", source, max_bytes) if self._control.closed else self._pack(source, max_bytes, user))
-        return await asyncio.to_thread(archive.extract, data, target)
+        dead = self._control.closed
+        data = await (self._pack_dead("root", source, max_bytes, cut) if dead else self._pack(source, max_bytes, user, cut))
+        return await asyncio.to_thread(archive.extract, data, target, cut)
 
-    async def _pack(self, source: str, max_bytes: int, user: User) -> bytes:
+    async def _pack(self, source: str, max_bytes: int, user: User, cut: bool) -> bytes:
         request = {"op": "pack", "path": source, "cwd": "/", "user": user}
         result = await self._run(request, _TRANSFER_S, None, (max_bytes, 4096), cut=True)
+        if cut and result.stdout:
+            return result.stdout
         if result.truncated:
             raise SandboxError(f"cannot download {source}: it is larger than {max_bytes} bytes")
         if result.return_code != 0:
             raise SandboxError(f"cannot download {source}: {result.stderr.decode(errors='replace').strip() or result.return_code}")
         return result.stdout
 
-    async def _pack_dead(self, layer: str, source: str, max_bytes: int) -> bytes:
+    async def _pack_dead(self, layer: str, source: str, max_bytes: int, cut: bool = False) -> bytes:
         out = Collector(max_bytes, cut=True)
         try:
             call = await self._spawner.call({"op": "pack", "sandbox": self._number, "layer": layer, "path": source}, (out.writer,))
@@ -192,6 +196,8 @@ class Sandbox:
             raise SandboxError(f"reading {source} took longer than {_TRANSFER_S} s") from None
         finally:
             data = out.finish()
+        if cut and data:
+            return data
         if out.truncated:
             raise SandboxError(f"{source} is larger than {max_bytes} bytes")
         if status != 0:

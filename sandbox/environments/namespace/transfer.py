@@ -36,8 +36,15 @@ def pack(path: str, output: IO[bytes], overlay: bool = False) -> None:
 
 
 def _pack_directory(path: str, prefix: str, output: IO[bytes], overlay: bool) -> None:
-    for name in sorted(os.listdir(path)):
+    """Who takes only the beginning of the stream gets as many files as there can be: the small ones first, what is in directories last."""
+    for name in sorted(os.listdir(path), key=lambda name: _rank(f"{path}/{name}")):
         _pack_entry(f"{path}/{name}", f"{prefix}{name}", output, overlay)
+
+
+def _rank(path: str) -> tuple[bool, int, str]:
+    status = os.lstat(path)
+    directory = stat.S_ISDIR(status.st_mode)
+    return directory, 0 if directory else status.st_size, path
 
 
 def _pack_entry(path: str, name: str, output: IO[bytes], overlay: bool) -> None:

@@ -254,6 +254,27 @@ async def test_files_go_up_and_come_down(place: Place) -> None:
     assert (place.root / "after/one").read_text() == "one"
 
 
+NESTS = "import os; os.chdir('/logs/agent'); [(os.mkdir('d'), os.chdir('d')) for _ in range(1200)]"
+
+
+@contract
+async def test_of_logs_without_end_the_beginning_comes_down(place: Place) -> None:
+    """Neither a file that is too large nor directories that are nested too deep take away what lies beside them."""
+    sandbox = await place.sandbox(SandboxSpec(limits=LIMITS, directories=(Directory("/logs/agent"),)))
+    await sandbox.exec(["python3", "-c", NESTS])
+    await sandbox.exec("cd /logs/agent; echo what happened > stream; head -c 6000000 /dev/zero | tr '\\0' x > fill; ln -s /etc link")
+    with pytest.raises(SandboxError):
+        await sandbox.download("/logs/agent", place.root / "whole", 4 << 20, "root")
+    for name in ("alive", "after"):
+        await sandbox.download("/logs/agent", place.root / name, 4 << 20, "root", cut=True)
+        assert (place.root / name / "stream").read_text() == "what happened\n"
+        fill = (place.root / name / "fill").read_text()
+        assert 100_000 < len(fill) < 4 << 20 and not fill.strip("x")
+        with pytest.raises(SandboxError, match="/nowhere"):
+            await sandbox.download("/nowhere", place.root / "x", cut=True)
+        await sandbox.kill()
+
+
 @contract
 async def test_planted_links_lead_nowhere_on_the_host(place: Place) -> None:
     secret = place.root / "secret"
