@@ -17,6 +17,8 @@ from ..schemas.harnesslog import LogEvent
 from .placed import Placed, place
 
 Json = dict[str, Any]
+_DEEPEST = 100
+"""Values in each other. The proxy takes fewer from a policy; an answer of this server cannot have three hundred."""
 
 
 def trajectory(record: CaptureRecord, version: str, result: Json) -> Json:
@@ -113,9 +115,18 @@ def _moment(seconds: float | None) -> str:
 
 
 def _object(text: str) -> Json:
-    """Arguments are usually an object; what the policy wrote instead is kept, as its text where it is nested too deep to be read."""
+    """Arguments are usually an object; what the policy wrote instead is kept, as its text where it is no JSON or too deep to be sent."""
     try:
         value = json.loads(text)
-    except RecursionError:
+    except (ValueError, RecursionError):
+        value = text
+    if _deeper(value, _DEEPEST):
         value = text
     return value if isinstance(value, dict) else {"value": value}
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels):
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())]
+    return bool(layer)

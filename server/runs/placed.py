@@ -53,7 +53,7 @@ def _branch_of(record: CaptureRecord, call_id: str, taken: set[int]) -> int | No
     arguments = next((call.arguments for turn in record.turns for call in turn.tool_calls if call.id == call_id), "{}")
     try:
         found = json.loads(arguments)
-    except RecursionError:
+    except (ValueError, RecursionError):
         return None
     texts = [value for value in found.values() if isinstance(value, str)] if isinstance(found, dict) else []
     prompt = max(texts, key=len, default="")

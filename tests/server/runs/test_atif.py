@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+
 import pytest
+from fastapi.encoders import jsonable_encoder
 
 from server.runs.atif import trajectory
 from server.schemas.capture import BranchClass, BranchReason, BranchRecord, CaptureRecord, ToolCallRecord, TurnRecord
@@ -70,12 +73,16 @@ def test_a_capture_becomes_a_trajectory() -> None:
     assert found["extra"] == {"task": "onebug", "violations": []}
 
 
-def test_arguments_that_are_nested_too_deep_to_be_read_are_shown_as_they_are() -> None:
-    deep = "[" * 100_000 + "]" * 100_000
+@pytest.mark.parametrize(
+    "deep", ["[" * 100_000 + "]" * 100_000, '{"a":' * 300 + "1" + "}" * 300, "[" * 1_400 + "]" * 1_400, "9" * 5_000, "{not", ""]
+)
+def test_arguments_that_nobody_could_read_are_shown_as_they_are(deep: str) -> None:
+    """And an answer of this server can hold them."""
     record = RECORD.model_copy(update={"log": LOG}, deep=True)
     for call in record.turns[0].tool_calls:
         call.arguments = deep
     assert [call["arguments"] for call in trajectory(record, "1", {})["steps"][2]["tool_calls"]] == [{"value": deep}] * 2
+    assert json.dumps(jsonable_encoder(trajectory(record, "1", {})))
 
 
 def test_it_is_what_the_format_says() -> None:
