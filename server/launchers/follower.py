@@ -22,7 +22,7 @@ from ..schemas.rundir import ExitFile, RunDir
 from ..schemas.states import RUN_TRANSITIONS, TERMINAL_RUN_STATES, RunState
 from ..settings import Settings
 from .identity import kill_marked, send
-from .ledger import import_processes, import_spool
+from .ledger import import_processes, import_spool, undelivered
 from .process import ProcessLauncher, owned
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Follower:
         elif state is RunState.STOPPING:
             for supervisor in supervisors:
                 send(supervisor, signal.SIGTERM)  # again is no harm: it only notes that it was asked
-        return self._watch_stall(run_id) or moved
+        return self._watch_stall(run_id, run) or moved
 
     def _read_ledger(self, run_id: str, run: RunDir) -> None:
         size = run.processes_file.stat().st_size if run.processes_file.exists() else 0
@@ -148,19 +148,27 @@ class Follower:
         log.info("run %s: %s %s", run_id, conclusion.state, conclusion.problem)
         return True
 
-    def _watch_stall(self, run_id: str) -> bool:
-        """Nothing reported for `monitors.stall_s`: the run is stalled until the next event."""
+    def _watch_stall(self, run_id: str, run: RunDir) -> bool:
+        """Nothing arrived for `monitors.stall_s`: the run is stalled until the next event."""
         with self._db.read() as session:
             row = session.get_one(Run, run_id)
             patience_s = run_spec(session, row).monitors.stall_s
             if RunState.STALLED not in RUN_TRANSITIONS[row.state] or _quiet_s(row) <= patience_s:
                 return False
+        kept = undelivered(self._db, run_id, run)
         with self._db.write() as session:
             row = session.scalars(sa.select(Run).where(Run.run_id == run_id).with_for_update()).one()
             stalled = RunState.STALLED in RUN_TRANSITIONS[row.state] and _quiet_s(row) > patience_s
             if stalled:
-                row.state, row.reason = RunState.STALLED, f"nothing was reported for {_quiet_s(row):.0f} s"
+                row.state, row.reason = RunState.STALLED, f"nothing was reported for {_quiet_s(row):.0f} s: {_why_quiet(kept)}"
             return stalled
+
+
+def _why_quiet(kept: int) -> str:
+    """What to look at. `kept`: events that wait on disk."""
+    if kept:
+        return f"{kept} events wait on disk, so the network between the trainer and this server may be cut (logs/verl.log)"
+    return "its processes are there but say nothing: see trainer.log and logs/verl.log"
 
 
 def _quiet_s(row: Run) -> float:

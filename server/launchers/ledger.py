@@ -6,6 +6,7 @@ import logging
 from itertools import batched, islice
 from pathlib import Path
 
+import sqlalchemy as sa
 from pydantic import ValidationError
 
 from ..db import Database
@@ -39,6 +40,13 @@ def import_processes(db: Database, run_id: str, run: RunDir) -> None:
 def import_spool(db: Database, run_id: str, run: RunDir) -> int:
     """Events that producers wrote down but could not deliver, because the server was away or has moved. Returns how many were stored."""
     return sum(_import_source(db, run_id, file) for file in sorted(run.spool.glob("*.jsonl")))
+
+
+def undelivered(db: Database, run_id: str, run: RunDir) -> int:
+    """How many events of a run are on disk that the record does not have."""
+    with db.read() as session:
+        stored = {row.source: row.stored for row in session.scalars(sa.select(EventSource).where(EventSource.run_id == run_id))}
+    return sum(max(0, file.read_bytes().count(b"\n") - stored.get(file.stem, 0)) for file in run.spool.glob("*.jsonl"))
 
 
 def _import_source(db: Database, run_id: str, file: Path) -> int:

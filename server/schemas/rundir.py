@@ -72,8 +72,9 @@ class TaskMemory(_File):
 
 
 class CheckpointFile(_File):
-    """Written when everything of the checkpoint after `step` updates is on disk, so it always names a whole one. `metrics` are those of
-    the step, should its event be lost. `unfinished`: tasks that were begun and not trained, which the next start plays first."""
+    """Written when everything of the checkpoint after `step` updates is on disk, so it always names a whole one; 0 stands for the
+    policy that the run began with. `metrics` are those of the step, should its event be lost. `unfinished`: tasks that were begun and not
+    trained, which the next start plays first."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 

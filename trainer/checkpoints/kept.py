@@ -58,10 +58,13 @@ def name_best(run: RunDir, best: BestFile) -> None:
 
 
 def forget_after(run: RunDir, step: int) -> None:
-    """A trainer that goes on from `step` does the later steps again: what was the best of them is no more."""
+    """A trainer that goes on from `step` does the later steps again: what was saved of them, perhaps in part, is no more."""
     best = read_best(run)
     if best is not None and best.step > step:
         run.best_checkpoint.unlink()
+    for path in run.checkpoints.glob("global_step_*"):
+        if int(path.name.rpartition("_")[2]) > step:
+            shutil.rmtree(path)
 
 
 def prune(run: RunDir, keep: int) -> None:

@@ -64,6 +64,10 @@ class EngineError(Exception):
     """The engine could not answer: `Failed(engine)`, never a reward."""
 
 
+class EngineGone(EngineError):
+    """The engine's process has died, and this start of the trainer will not have another one."""
+
+
 class EngineUnavailable(EngineError):
     """A trouble that passes (a restart, no free replica, a lost connection): the same call may be made again."""
 

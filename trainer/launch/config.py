@@ -79,7 +79,7 @@ def _run(spec: RunSpec, place: Place) -> dict[str, Any]:
         "trainer.logger": ["console", *spec.reporting.trackers],
         "trainer.total_training_steps": steps,
         "trainer.total_epochs": steps,  # an epoch has at least one step
-        "trainer.val_before_train": not place.step,
+        "trainer.val_before_train": place.attempt == 1,  # a later one evaluates what is due by itself
         "trainer.val_only": spec.kind is Kind.EVAL,
         "trainer.test_freq": spec.trainer.evaluation.every or steps,
         "trainer.save_freq": checkpoint.every or steps,

@@ -28,7 +28,7 @@ from server.schemas.tasks import TRAIN
 from trainer.policies import PREFIX, resolve
 from trainer.rollout.tasks import read_index
 
-from . import FAILED, FINAL, PROGRESS_LOG, TERMINATED, FinalError, environment, zygote
+from . import FAILED, FINAL, PERHAPS, PROGRESS_LOG, TERMINATED, FinalError, environment, zygote
 from .config import Place, overrides
 
 RUNNER_S = 180
@@ -229,6 +229,8 @@ def _terminate(signum: int, frame: Any) -> None:
 def _reason(error: Exception) -> str:
     """One line: Ray wraps what was raised in another process and puts the traceback into the message."""
     cause = getattr(error, "cause", None) or error
+    if type(cause).__name__ == "ActorDiedError":  # Ray's, which need not be imported yet; its text is a page
+        return f"ActorDiedError: a process of the trainer died. {PERHAPS}"
     text = str(cause).strip()
     return f"{type(cause).__name__}: {text.splitlines()[-1] if text else 'no message'}"
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
-from server.schemas.events import EvaluationBody, FindingBody, GroupBody, ResumedBody, RunStateBody, StepBody
-from server.schemas.rundir import CheckpointFile, RunDir
-from server.schemas.runspec import RunSpec
+from server.schemas.events import EvaluationBody, EventBody, FindingBody, GroupBody, ResumedBody, RunStateBody, StepBody
+from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
+from server.schemas.runspec import Kind, RunSpec
 from server.schemas.spool import Reporter, read_spool
 from server.schemas.states import Phase, RunState
 from server.schemas.tasks import HELD_OUT, TRAIN
-from trainer.launch import FinalError
+from trainer.launch import PERHAPS, FinalError
 
 from .breaker import Breaker
 from .groups import Group, Plan, evaluation_sizes, make_groups
@@ -84,7 +84,8 @@ class RolloutManager:
         self._names: Counter[tuple[int, str]] = Counter()
         self._rows: dict[str, Rows] = {}
         run.captures.mkdir(exist_ok=True)
-        self._room, self._proxy = self._call(self._open(run, file.runner_token, VerlEngine(llm_client, self.spec.rollout.routing), model))
+        self._engine = VerlEngine(llm_client, self.spec.rollout.routing)
+        self._room, self._proxy = self._call(self._open(run, file.runner_token, self._engine, model))
         self._slots, self._schedule = self._call(self._begin_schedule())
 
     @classmethod
@@ -103,20 +104,23 @@ class RolloutManager:
         gc.collect()
         gc.freeze()  # what was loaded by now stays: the collector need not stop the proxy to look at it again
         if self._attempt == 1:
+            if self.spec.kind is Kind.TRAIN and self.spec.trainer.checkpoint.every:  # one that dies in the first step begins again
+                self._run.checkpoints.mkdir(exist_ok=True)
+                write_atomic(self._run.latest_checkpoint, CheckpointFile(step=0, metrics={}).model_dump_json())
             self.reporter.report(RunStateBody(state=RunState.RUNNING))
             return True
         before = [event.body for event in read_spool(self._run.spool / "trainer.jsonl")]
-        title = f"The trainer died and goes on from the checkpoint after step {step} (start {self._attempt})"
+        title = f"The trainer died and goes on from the checkpoint after step {step} (start {self._attempt}): {_last_words(before)}"
         self.reporter.report(ResumedBody(step=step, attempt=self._attempt))
         self.reporter.report(FindingBody(detector="trainer_restarted", title=title, step=step))
         self.reporter.report(RunStateBody(state=RunState.RUNNING))
         latest = CheckpointFile.model_validate_json(self._run.latest_checkpoint.read_bytes())
         if self._pool is not None:
             self._pool.remember(latest.pool, latest.draws)
-        if not any(isinstance(body, StepBody) and body.step == step for body in before):
+        if step and not any(isinstance(body, StepBody) and body.step == step for body in before):
             self.reporter.report(StepBody(step=step, metrics=latest.metrics))
         every, steps = self.spec.trainer.evaluation.every, self.spec.trainer.steps
-        due = step == steps or (every > 0 and step % every == 0)
+        due = step in (0, steps) or (every > 0 and step % every == 0)
         return not due or any(isinstance(body, EvaluationBody) and body.step == step for body in before)
 
     def generate_sequences(self, prompts: Any) -> None:
@@ -222,6 +226,8 @@ class RolloutManager:
         async def play(member: Member) -> Rollout:
             breaker.check()
             rollout = await self._room.play(*member)
+            if self._engine.gone is not None:  # not a step of failed trials, which would end the run for good
+                raise self._engine.gone
             breaker.note(member[0], rollout.trial_id, rollout.outcome)
             return rollout
 
@@ -268,6 +274,12 @@ def played_groups(prompt: Prompt[Member, Rollout]) -> list[PlayedGroup]:
         if number in prompt.results:
             entry.rollouts.append(prompt.results[number])
     return list(played.values())
+
+
+def _last_words(before: Sequence[EventBody]) -> str:
+    """What the start before said of its end."""
+    last = before[-1] if before else None
+    return last.reason if isinstance(last, RunStateBody) and last.state is RunState.FAILED else f"it was killed. {PERHAPS}"
 
 
 def _pool(spec: RunSpec, tasks: Sequence[str]) -> TaskPool | None:

@@ -17,6 +17,7 @@ from server.schemas.outcome import Cause, Failed, Stage
 from server.schemas.rundir import RunnerFile
 from server.schemas.states import TERMINAL_TRIAL_STATES
 from server.schemas.trials import RunnerHealth, TrialRequest, TrialView
+from trainer.launch import FinalError
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ GRACE_S = 120.0
 RETRY_S = 0.25
 
 
-class RunnerRefused(Exception):
+class RunnerRefused(FinalError):
     """The runner answered that the request itself is wrong. Every trial would meet it, so the run cannot go on."""
 
 

@@ -127,9 +127,11 @@ def test_the_best_checkpoint_outlives_the_newest(run: RunDir) -> None:
 
 def test_a_best_step_that_is_done_again_is_forgotten(run: RunDir) -> None:
     forget_after(run, 2)
-    assert [one.step for one in kept(run) if "best" in one.names] == [2]
+    assert [(one.step, one.names) for one in kept(run)] == [(1, ()), (2, ("best",))]
+    (run.checkpoints / "global_step_2" / "actor").rename(run.checkpoints / "global_step_2" / "half")
     forget_after(run, 1)
-    assert [one.step for one in kept(run) if "best" in one.names] == []
+    assert [path.name for path in run.checkpoints.glob("global_step_*")] == ["global_step_1"], "what was saved in part is gone too"
+    assert is_best(run, 0, 10)
 
 
 def test_a_best_file_of_another_kind_is_written_anew(run: RunDir) -> None:

@@ -189,6 +189,11 @@ def test_a_later_attempt_goes_on_from_the_checkpoint_without_the_first_evaluatio
     assert composed().trainer.resume_mode == "disable"
 
 
+def test_an_attempt_that_begins_again_leaves_the_first_evaluation_to_the_plug_in() -> None:
+    config = composed(place=replace(PLACE, attempt=2))
+    assert (config.trainer.resume_mode, config.trainer.val_before_train) == ("disable", False)
+
+
 def test_objectives_in_verls_words() -> None:
     modes = {}
     for loss in ("gspo", "grpo", "ppo"):

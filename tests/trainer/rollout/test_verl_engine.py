@@ -74,9 +74,11 @@ async def test_routing_gives_the_balancer_one_name_or_many(routing: Literal["sti
 async def test_only_trouble_that_passes_is_tried_again(error: Exception, passes: bool) -> None:
     client = Client()
     client.error = error
+    engine = VerlEngine(client, "sticky")
     with pytest.raises(EngineError, match="generation failed") as caught:
-        await VerlEngine(client, "sticky").generate(GenerationRequest("a", [1], SAMPLING))
+        await engine.generate(GenerationRequest("a", [1], SAMPLING))
     assert isinstance(caught.value, EngineUnavailable) == passes
+    assert engine.gone is (caught.value if isinstance(error, ActorDiedError) else None)
 
 
 def test_a_runspec_says_what_a_rollout_may_use() -> None:

@@ -110,6 +110,8 @@ class FakeRunner:
 
     async def _cancel(self, http: Request) -> Response:
         trial_id = http.path_params["trial_id"]
+        if trial_id not in self._tasks:
+            return JSONResponse({"detail": "unknown"}, 404)
         self.cancelled.append(trial_id)
         self._tasks[trial_id].cancel()
         outcome = Failed(stage=Stage.AGENT, cause=Cause.CANCELLED)

@@ -1,0 +1,3 @@
+from tests.trainer.conftest import policy
+
+__all__ = ["policy"]
