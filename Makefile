@@ -15,6 +15,7 @@ help:
 	@echo "make demo       train the demo policy and watch the held-out solve rate rise"
 	@echo "make test       the whole test suite (make test-fast | test-slow | test-trainer for a part)"
 	@echo "make test-cluster  the Kubernetes environment on a real one-node cluster (root, Debian 12; builds it once, not part of make test)"
+	@echo "make test-vllm  the trainer on real vLLM (its CPU build, in an environment that is made once; not part of make test)"
 	@echo "make install    control plane, plugin, sandbox and trainer in .venv (install-light: control plane and plugin only)"
 	@echo "make lint typecheck"
 
@@ -47,6 +48,10 @@ soak: install-dev
 # Kubernetes from Debian's source package: about nine CPU minutes the first time, kept in the user's cache directory.
 test-cluster: install-dev
 	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k cluster tests/cluster tests/sandbox/environments tests/sandbox/kubernetes
+
+# Real vLLM on the CPU in an environment of its own (6.5 GB in the user's cache directory), with a training run whose rollouts it generates.
+test-vllm: install-dev
+	$(BIN)/python -m tests.vllm.up -m pytest -p no:cacheprovider -m slow -rs -s $(PYTEST_ARGS) tests/trainer/engine/test_vllm.py tests/trainer/verl_plugin/test_rollout_vllm.py tests/trainer/test_vllm_run.py
 
 lint: install-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -372,8 +372,10 @@ class RunSpec(_Section):
     @model_validator(mode="after")
     def _one_machine_or_many(self) -> RunSpec:
         trainer, engine = self.trainer, self.rollout.engine
-        if (trainer.device == "cpu") != (engine == "cpu"):
-            raise ValueError(f"rollout.engine {engine} does not go with trainer.device {trainer.device}: use cpu with cpu, vllm with cuda")
+        if trainer.device == "cuda" and engine == "cpu":
+            raise ValueError("rollout.engine cpu does not go with trainer.device cuda: use vllm")
+        if trainer.device == "cpu" and engine == "vllm" and (trainer.start != "plain" or self.rollout.tensor_parallel > 1):
+            raise ValueError("rollout.engine vllm on a CPU starts processes of its own on one device: use start: plain, tensor_parallel: 1")
         if trainer.device == "cpu" and (trainer.backend != "fsdp2" or trainer.cluster.gpus or trainer.parallel != Parallel()):
             raise ValueError("trainer.device cpu trains on one machine with backend fsdp2: leave cluster and parallel out, or use cuda")
         if trainer.device == "cuda" and (trainer.schedule == "async") != (trainer.cluster.rollout_nodes > 0):
@@ -385,16 +387,14 @@ class RunSpec(_Section):
             raise ValueError(f"trainer.parallel.{beyond[0]}: {trainer.backend} splits by {', '.join(able[trainer.backend])} only")
         if trainer.launcher == "ray" and (trainer.cluster.ray == "local" or trainer.start != "plain"):
             raise ValueError("trainer.launcher ray: the job uses its own cluster and plain workers: set cluster.ray: auto and start: plain")
-        gpus = trainer.cluster.nodes * trainer.cluster.gpus_per_node
-        ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
         if trainer.launcher == "kubernetes":
             self._in_pods()
+        gpus = trainer.cluster.nodes * trainer.cluster.gpus_per_node
+        ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
         if gpus % ways:
             raise ValueError(f"trainer.parallel splits the policy over {ways} GPUs, which does not divide the {gpus} of trainer.cluster")
         return self
 
-    @model_validator(mode="after")
-    def _harnesses_by_name(self) -> RunSpec:
     def _in_pods(self) -> None:
         if self.trainer.cluster.kubernetes is None:
             raise ValueError("trainer.launcher kubernetes: say which cluster and image: set trainer.cluster.kubernetes")
@@ -405,6 +405,8 @@ class RunSpec(_Section):
         if self.sandbox.environment != "kubernetes":
             raise ValueError("trainer.launcher kubernetes: the runner sits in a pod too: set sandbox.environment: kubernetes")
 
+    @model_validator(mode="after")
+    def _harnesses_by_name(self) -> RunSpec:
         names = [harness.name for harness in self.harnesses]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"harnesses: {twice[0]} is listed twice; give one of them another name, with `adapter`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -34,11 +35,12 @@ class VllmEngine:
         if engine.model_config.logprobs_mode != "processed_logprobs":
             raise ValueError(f"vLLM's logprobs_mode is {engine.model_config.logprobs_mode}: start it with processed_logprobs")
         self._engine, self.version = engine, 0
-        self._admitting = asyncio.Event()
+        self._admitting, self._idle = asyncio.Event(), asyncio.Event()
         self._admitting.set()
+        self._running = set[str]()
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """See `Engine.generate`. A weight update ends the turn as `aborted`, with what it has. EngineError: vLLM refused or died."""
+        """See `Engine.generate`. A pause ends the turn as `aborted`, with what it has. EngineError: vLLM refused or died."""
         from vllm import SamplingParams  # type: ignore[import-not-found]
         from vllm.exceptions import VLLMClientError  # type: ignore[import-not-found]
         from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]
@@ -59,11 +61,13 @@ class VllmEngine:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            routed_experts_prompt_start=request.routes_from,
         )
         salted = TokensPrompt(prompt_token_ids=prompt, cache_salt=f"{request.salt}@{version}")
-        end: Any = None
+        end, name = cast(Any, None), uuid.uuid4().hex
+        self._running.add(name)
         try:
-            async for output in self._engine.generate(salted, asked, request_id=uuid.uuid4().hex):
+            async for output in self._engine.generate(salted, asked, request_id=name):
                 end = output.outputs[0]
                 ids = list(end.token_ids)
                 new = [entry[token].logprob for token, entry in zip(ids, end.logprobs or (), strict=True)]
@@ -72,8 +76,12 @@ class VllmEngine:
                     request.on_tokens(ids, new)
         except (EngineDeadError, EngineGenerateError, VLLMClientError, ValueError) as error:
             raise EngineError(f"vLLM: {error or type(error).__name__}") from error
+        finally:
+            self._running.discard(name)
+            if not self._running:
+                self._idle.set()
         stop = "aborted" if end is None or end.finish_reason == "abort" else end.finish_reason
-        routes = None if end is None or end.routed_experts is None else end.routed_experts[request.routes_from :]
+        routes = None if end is None else end.routed_experts
         return Generation(tokens, log_probs, routes, cast(StopReason, stop), version)
 
     async def update_weights(self, load: Callable[[], Awaitable[object]], version: int, probe: Probe) -> None:
@@ -81,9 +89,22 @@ class VllmEngine:
 
         After an error nothing is admitted any more: the weights are in between.
         """
+        await self.pause()
+        await load()
+        await self.serve(version, probe)
+
+    async def pause(self) -> None:
+        """End every turn as `aborted` and admit none until `serve`."""
         self._admitting.clear()
         await self._engine.pause_generation(mode="abort", clear_cache=False)  # 0.31 cannot clear while it captures routes
-        await load()
+        while self._running:  # one that was admitted just before may arrive behind the pause, and would wait there for the new weights
+            self._idle.clear()
+            await self._engine.abort(list(self._running))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), 0.05)
+
+    async def serve(self, version: int, probe: Probe) -> None:
+        """Go on after `pause` under weights that are called `version`. EngineError: they are not what the trainer has."""
         if not await self._engine.reset_prefix_cache():
             raise EngineError("vLLM kept KV of the old weights: its prefix cache could not be cleared")
         self.version = version

@@ -7,6 +7,8 @@ from typing import Any
 from server.schemas.runspec import RunSpec
 
 ACTOR = "actor_rollout_ref.actor"
+VLLM_CPU_CACHE = 256_000_000
+"""Bytes of KV cache; without a figure vLLM takes a share of the machine's memory."""
 
 
 def backend_settings(spec: RunSpec) -> dict[str, Any]:
@@ -26,11 +28,13 @@ def engine_settings(spec: RunSpec) -> dict[str, Any]:
     apart = cluster.rollout_nodes > 0
     rollout: dict[str, Any] = {
         "tensor_model_parallel_size": spec.rollout.tensor_parallel,
-        "free_cache_engine": spec.rollout.engine == "vllm" and not apart,
+        "free_cache_engine": spec.trainer.device == "cuda" and not apart,
     }
     if spec.rollout.engine == "vllm":
         rollout |= {"gpu_memory_utilization": spec.rollout.gpu_memory, "enable_prefix_caching": True}
     settings = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
+    if spec.rollout.engine == "vllm" and spec.trainer.device == "cpu":
+        settings |= _vllm_on_cpu()
     if apart:
         settings |= {
             "actor_rollout_ref.hybrid_engine": False,
@@ -39,6 +43,14 @@ def engine_settings(spec: RunSpec) -> dict[str, Any]:
             "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
         }
     return settings
+
+
+def _vllm_on_cpu() -> dict[str, Any]:
+    """In fp32 as the trainer, without the compiled graph, which costs a minute at the start."""
+    rollout = {"dtype": "float32", "load_format": "auto", "enforce_eager": True}
+    added = {"enable_sleep_mode": False, "engine_kwargs.vllm.kv_cache_memory_bytes": VLLM_CPU_CACHE}
+    settings: dict[str, Any] = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
+    return settings | {f"+actor_rollout_ref.rollout.{key}": value for key, value in added.items()}
 
 
 def _fsdp2(spec: RunSpec) -> dict[str, Any]:

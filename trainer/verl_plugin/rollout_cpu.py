@@ -48,12 +48,7 @@ class CpuServer:
         for over in released:
             self.engine.release(over)
         await self._admitting.wait()
-        sampling = Sampling(
-            temperature=sampling_params["temperature"],
-            max_tokens=sampling_params["max_tokens"],
-            stop_token_ids=tuple(sampling_params["stop_token_ids"]),
-        )
-        turn = await self.engine.generate(GenerationRequest(session, prompt_ids, sampling, routes_from, salt=salt))
+        turn = await self.engine.generate(GenerationRequest(session, prompt_ids, sampling_of(sampling_params), routes_from, salt=salt))
         return TokenOutput(
             token_ids=turn.token_ids,
             log_probs=turn.log_probs,
@@ -76,6 +71,11 @@ class CpuServer:
     sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = nothing
 
 
+def sampling_of(params: dict[str, Any]) -> Sampling:
+    """What `VerlEngine` put into verl's free-form sampling parameters."""
+    return Sampling(params["temperature"], params["max_tokens"], tuple(params["stop_token_ids"]))
+
+
 class WorkerHandle:
     """Looks like a server's actor handle; every call goes to the training worker's actor. Picklable."""
 
@@ -93,6 +93,7 @@ class _RemoteMethod:
         self.worker, self.method = worker, method
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("on_tokens", None)  # nothing is streamed: a turn of a small policy takes milliseconds
         reference = self.worker.engine_call.remote(self.method, *args, **kwargs)
         return _cancelling(reference) if self.method == "generate" else reference
 
@@ -106,27 +107,36 @@ async def _cancelling(reference: Any) -> Any:
         raise
 
 
-class CpuRolloutWorker(CheckpointEngineWorker):
-    """A worker that only generates. Its weights come from `transport.ObjectStore`."""
+class ReceivingWorker(CheckpointEngineWorker):
+    """A worker beside an engine that only generates. Its weights come from `transport.ObjectStore`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         torch.set_num_threads(1)
         super().__init__(*args, **kwargs)
 
     @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
-    async def engine_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await getattr(self.server_adapter.server, method)(*args, **kwargs)
-
-    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
     async def deliver(self, named: dict[str, torch.Tensor]) -> None:
         self.checkpoint_engine.deliver(named)
 
 
+class CpuRolloutWorker(ReceivingWorker):
+    """Has the engine inside."""
+
+    @register(dispatch_mode=Dispatch.DIRECT_ROLLOUT_METHOD)
+    async def engine_call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await getattr(self.server_adapter.server, method)(*args, **kwargs)
+
+
+def standalone_worker(replica: RolloutReplica, kind: type[ReceivingWorker]) -> RayClassWithInitArgs:
+    """What verl starts for a replica whose engine is apart from training."""
+    return RayClassWithInitArgs(
+        ray.remote(kind), rollout_config=replica.config, model_config=replica.model_config, replica_rank=replica.replica_rank
+    )
+
+
 class CpuReplica(RolloutReplica):
     def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        return RayClassWithInitArgs(
-            ray.remote(CpuRolloutWorker), rollout_config=self.config, model_config=self.model_config, replica_rank=self.replica_rank
-        )
+        return standalone_worker(self, CpuRolloutWorker)
 
     async def launch_servers(self) -> None:
         handle = WorkerHandle(self.workers[0])

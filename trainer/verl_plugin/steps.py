@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, CheckpointFile, RunDir, write_atomic
 from server.schemas.runspec import Kind
 from trainer.checkpoints.kept import forget_after, is_best, name_best, prune, weights
-from trainer.launch import PROGRESS_LOG
+from trainer.engine.base import EngineError
+from trainer.launch import PROGRESS_LOG, FinalError
 from trainer.rollout.manager import Batch, RolloutManager
 from trainer.rollout.rows import PARTITION
 
@@ -74,6 +76,16 @@ class LegoSteps(PPOTrainer):
 
     def on_train_begin(self) -> None:
         self.logger.logger["lego"] = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
+
+    def _admit(self, replicas: Sequence[Any]) -> None:
+        """vLLM takes some weights as silent garbage: it serves new ones only after it was compared with the trainer. FinalError: it is not
+        the same model."""
+        if self._spec.rollout.engine == "vllm":
+            probe = self.actor_rollout_wg.probe()[0]
+            try:
+                ray.get([replica.servers[0].admit.remote(probe) for replica in replicas])
+            except EngineError as error:
+                raise FinalError(str(error).strip().splitlines()[-1]) from error
 
     def prepare_step(self) -> dict[str, Any]:
         with marked_timer("ours", self._ours):

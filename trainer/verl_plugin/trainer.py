@@ -16,6 +16,14 @@ from .steps import LegoSteps
 class LegoSync(LegoSteps, PPOTrainerSync):
     """Generation and training take turns in one worker."""
 
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self._admit(self.llm_server_manager.get_replicas())
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self._admit(self.llm_server_manager.get_replicas())
+
 
 @register_trainer("lego_async")
 class LegoAsync(LegoSteps, PPOTrainerSeparateAsync):
@@ -28,10 +36,12 @@ class LegoAsync(LegoSteps, PPOTrainerSeparateAsync):
 
     def on_init_end(self) -> None:
         super().on_init_end()
+        self._admit(self.standalone_server_manager.get_replicas())
         self._keep_weights()
 
     def on_step_end(self) -> None:
         super().on_step_end()
+        self._admit(self.standalone_server_manager.get_replicas())
         self._keep_weights()
         self._feed(self.total_training_steps - self.global_steps)  # before an evaluation, which would leave places empty at its end
 

@@ -16,9 +16,13 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested
 
+from trainer.engine.vllm import Probe
 from trainer.learning.gspo import rollout_log_ratios
 
 from .loss import SUMS, Objective
+
+PROBE_TOKENS, PROBE_TOLERANCE = 64, 1e-3
+"""Both sides compute in fp32 on a CPU: they agree to some 1e-5 nats."""
 
 
 class CpuWorker(ActorRolloutRefWorker):
@@ -61,6 +65,16 @@ class CpuWorker(ActorRolloutRefWorker):
     def arithmetic(self) -> float:
         """Seconds in passes through the model since the start."""
         return self.actor.engine.seconds
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def probe(self) -> Probe:
+        """What the present weights say of a text of random ids."""
+        engine = self.actor.engine
+        ids = torch.randint(engine.module.config.vocab_size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+        with engine.eval_mode(), torch.no_grad():
+            engine.replay.load(None)
+            log_probs = engine.module(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        return Probe(ids.tolist(), log_probs.gather(1, ids[1:, None])[:, 0].tolist(), PROBE_TOLERANCE)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def keep_weights(self, version: int, oldest: int) -> None:

@@ -144,7 +144,8 @@ def test_megatron_splits_by_tensor_expert_and_context() -> None:
     ("overrides", "message"),
     [
         ({"trainer.backend": "veomni"}, "trainer.device cpu trains on one machine with backend fsdp2"),
-        ({"rollout.engine": "vllm"}, "use cpu with cpu, vllm with cuda"),
+        ({"trainer.device": "cuda"}, "rollout.engine cpu does not go with trainer.device cuda: use vllm"),
+        ({"rollout.engine": "vllm", "trainer.start": "warm_fork"}, "use start: plain, tensor_parallel: 1"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.tensor": 2}, "fsdp2 splits by sequence only"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.sequence": 3}, "does not divide the 1 of trainer.cluster"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.schedule": "async"}, "async generates on nodes of its own"),

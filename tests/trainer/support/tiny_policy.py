@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from trainer.vocabulary import byte_level
 
 
-def save_policy(path: Path, seed: int = 0, *, dense: bool = False) -> Tokenizer:
+def save_policy(path: Path, seed: int = 0, *, dense: bool = False, tied: bool = True, head_dim: int = 16) -> Tokenizer:
     """Weights, configuration and tokenizer of an untrained policy; its experts differ enough that replayed routes matter."""
     tokenizer = byte_level()
     torch.manual_seed(seed)
@@ -22,9 +22,9 @@ def save_policy(path: Path, seed: int = 0, *, dense: bool = False) -> Tokenizer:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 16,
+        "head_dim": head_dim,
         "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": tied,
         "initializer_range": 0.1,
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
         "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),

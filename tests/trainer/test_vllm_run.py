@@ -1,0 +1,57 @@
+"""A whole training run whose rollouts vLLM's CPU build generates (`make test-vllm`); skipped where it is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server.schemas.events import StepBody
+from server.schemas.outcome import Failed, Scored
+from server.schemas.runspec import Algorithm, Evaluation, Rollout, Trainer
+from server.schemas.trials import TrialRequest
+from tests.trainer.support.fake_runner import Harness as Client
+from tests.trainer.support.fake_runner import scored
+from tests.trainer.support.main_ppo import SIZE, TASKS, World, left_behind, of, prepare, start
+from tests.trainer.support.tiny_policy import save_policy
+
+pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+
+
+async def play(client: Client, request: TrialRequest) -> Scored | Failed:
+    """Two turns; odd samples succeed."""
+    messages = [{"role": "user", "content": f"repair {request.task}"}]
+    for _ in range(2):
+        reply = await client.chat(messages)
+        assert reply is not None
+        messages += [reply, {"role": "user", "content": "go on"}]
+    return scored(int(request.trial_id.rsplit("-", 1)[1]) % 2)
+
+
+def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path) -> None:
+    world, policy = bare_world, tmp_path / "policy"
+    save_policy(policy, dense=True, tied=False, head_dim=64)
+    world.runner.play = play
+    prepare(
+        world,
+        policy,
+        rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4, engine="vllm"),
+        algorithm=Algorithm(clip_low=0.03, clip_high=0.04, minibatches=2, routing_replay=False),
+        trainer=Trainer(steps=STEPS, learning_rate=1e-3, evaluation=Evaluation(rollouts=4)),
+    )
+    launched = start(world)
+    output, _ = launched.communicate(timeout=800)
+    assert launched.returncode == 0, output
+    steps = of(world.server.bodies(), StepBody)
+    assert [step.step for step in steps] == [1, 2, 3]
+    for step in steps:
+        pearson, difference = (step.metrics[name] for name in ("training/rollout_actor_probs_pearson_corr", "lego/fidelity/mean_abs"))
+        print(f"step {step.step}: {step.metrics['lego/trained_tokens']:.0f} tokens, Pearson {pearson:.7f}, mean |Δ log p| {difference:.1e}")
+        assert pearson >= 0.999 and difference < 1e-4
+        assert step.metrics["lego/optimizer_steps"] == 2 and step.metrics["lego/trained_tokens"] > 0
+    assert left_behind(world) == []
+    assert not [process for process in psutil.process_iter(["name"]) if (process.info["name"] or "").startswith("VLLM::")]
