@@ -30,7 +30,7 @@ STARTS = {NAME: ("exec", "/claude"), "codex": ("exec", "/codex"), "mini-swe-agen
 
 def in_stage(body: Callable[[Stage], Awaitable[None]], name: str = NAME, **limits: int) -> None:
     async def main() -> None:
-        harness = pinned(name).model_copy(update={"start": STARTS[name][0]})
+        harness = pinned(name).model_copy(update={"start": STARTS.get(name, ("exec", ""))[0]})
         async with stage([harness], store(name), **limits) as room:
             await body(room)
             again = await room.play(name, [repair_voice(name, task())], "next")
@@ -85,7 +85,7 @@ def test_a_full_disk_is_the_agents_own_fault(name: str) -> None:
     in_stage(body, name, disk_mb=128)
 
 
-@pytest.mark.parametrize("name", [NAME, "mini-swe-agent"])
+@pytest.mark.parametrize("name", [NAME, "mini-swe-agent", "openhands"])
 def test_a_fork_without_end_is_the_agents_own_fault(name: str) -> None:
     async def body(room: Stage) -> None:
         played = await does(room, f"f() {{ {SLEEP} & f & f; }}; f", agent_s=60, name=name)
