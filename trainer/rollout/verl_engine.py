@@ -6,9 +6,10 @@ import uuid
 from typing import Any, Literal, cast
 
 import numpy as np
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
-from trainer.engine.base import KV, EngineError, EngineUnavailable, Generation, GenerationRequest, StopReason
+from trainer.engine.base import KV, EngineError, EngineGone, EngineUnavailable, Generation, GenerationRequest, StopReason
+from trainer.launch import PERHAPS
 
 
 class VerlEngine:
@@ -21,6 +22,8 @@ class VerlEngine:
 
     def __init__(self, client: Any, routing: Literal["sticky", "spread"]) -> None:
         self._client, self._routing = client, routing
+        self.gone: EngineGone | None = None
+        """Set when a process that generates was found dead."""
         self._kv: KV | None = None
         self._over: list[str] = []
         """Released sessions that the engine does not know of yet."""
@@ -54,6 +57,9 @@ class VerlEngine:
                 on_tokens=request.on_tokens,
             )
         except RayError as error:
+            if isinstance(error, ActorDiedError):
+                self.gone = EngineGone(f"generation failed: the process of the engine died. {PERHAPS}")
+                raise self.gone from error
             kind = EngineUnavailable if isinstance(error, ActorUnavailableError | EngineUnavailable) else EngineError
             raise kind(f"generation failed: {str(error).strip().splitlines()[-1]}") from error
         self._kv = output.extra_fields.get("kv", self._kv)
