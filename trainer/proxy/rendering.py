@@ -147,10 +147,19 @@ class Rendering:
         return np.array(rendered.ids[: rendered.ends[0]], np.int32)
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> Rendered:
-        said, functions = self._shield.cover([message.wire() for message in messages]), self._shield.cover(tools)
+        said, functions = self._shield.cover([self._wire(message) for message in messages]), self._shield.cover(tools)
         with self._adapter.standing_in() as texts:
             rendered = self._renderer.render(said, tools=functions or None, add_generation_prompt=True)
         return Drawn(_split(rendered, 0, len(messages)), texts).spelt_out(self._shield)
+
+    def _wire(self, message: Message) -> dict[str, Any]:
+        """Arguments that are still text are no object, of which a template that writes them one by one writes none; its renderer would
+        read them again, with escapes that spell special tokens and with nesting and numbers that no parser takes."""
+        wire = message.wire()
+        for call in () if self._calls_in_json else wire.get("tool_calls", ()):
+            if isinstance(call["function"]["arguments"], str):
+                call["function"]["arguments"] = {}
+        return wire
 
     def bridge(self, generation_prompt: list[int], sampled: list[int], messages: Sequence[Message], tools: Tools) -> Rendered | None:
         """What `messages` add behind a sampled turn; None when the renderer cannot prove that the turn's ids stay as they are."""

@@ -7,24 +7,30 @@ import gc
 import json
 import random
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import anthropic
 import httpx
 import openai
 import pytest
 
+from server.schemas.runspec import Family, History
 from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import call, say
 from trainer.engine.base import Sampling
+from trainer.proxy.dialects.fields import load
 from trainer.proxy.limits import MAX_HEAD, Limits, Patience
+from trainer.proxy.refusal import Refusal
+from trainer.proxy.rendering import Rendering
+from trainer.proxy.service import ENDPOINTS
+from trainer.vocabulary import VISION, byte_level
 
 pytestmark = pytest.mark.anyio
 
 PATHS = ("messages", "messages/count_tokens", "chat/completions", "responses")
 JUNK: list[Any] = [
     None, True, 0, -1, 1e308, 9**99, "", "x", "\ud800", "\x00", [], [[]], {}, {"a": {}},
-    {"type": "text"}, {"role": "user"}, {"type": None}, "9" * 9999,
+    {"type": "text"}, {"role": "user"}, {"type": None}, "9" * 9999, "[" * 9999, '{"\\ud800": "\\ud800"}',
 ]  # fmt: skip
 
 
@@ -134,6 +140,23 @@ async def test_a_thousand_malformed_requests_harm_nobody(rollout: Rollout) -> No
     gc.collect()
     assert refused > 500
     assert sys.getallocatedblocks() - before < 5_000
+
+
+@pytest.mark.parametrize("history", History)
+@pytest.mark.parametrize("family", get_args(Family))
+def test_what_a_dialect_accepts_a_renderer_can_write(family: Family, history: History) -> None:
+    rendering, rng = Rendering(byte_level(control=VISION), family=family, history=history), random.Random(3)
+    accepted = 0
+    for _ in range(400):
+        path = rng.choice(PATHS)
+        body = spoil(spoil(good(path), rng), rng)
+        try:
+            request = ENDPOINTS[f"v1/{path}"].dialect.parse(load(json.dumps(body).encode()), {})
+        except Refusal:
+            continue
+        rendering.render(request.messages, request.tools)
+        accepted += 1
+    assert accepted > 50
 
 
 async def converse(rollout: Rollout, name: str) -> None:

@@ -9,7 +9,7 @@ from trainer.capture.graph import Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import KindHint, Request, Tools
 from trainer.proxy.dialects.anthropic_answer import AnthropicEvents, answer
-from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, fold_system, header, join, wrong
+from trainer.proxy.dialects.fields import a_count, a_list, a_name, a_string, an_object, arguments, fold_system, header, join, wrong
 from trainer.proxy.dialects.reader import read, read_all
 from trainer.proxy.refusal import Reason, Refusal
 from trainer.proxy.streaming import Writer
@@ -128,7 +128,9 @@ def _assistant(content: Any, where: str) -> Message:
         at = f"{where}[{i}]"
         kind = an_object(block, at).get("type")
         if kind == "tool_use":
-            calls.append(ToolCall(a_string(block.get("id"), f"{at}.id"), a_string(block.get("name"), f"{at}.name"), block.get("input", {})))
+            value = block.get("input", {})
+            value = arguments(value) if isinstance(value, str) else value
+            calls.append(ToolCall(a_string(block.get("id"), f"{at}.id"), a_string(block.get("name"), f"{at}.name"), value))
         elif kind == "thinking":
             thoughts.append(a_string(block.get("thinking"), f"{at}.thinking"))
         elif kind != "redacted_thinking":
