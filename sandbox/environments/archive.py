@@ -14,7 +14,6 @@ from typing import Literal
 
 from .namespace.transfer import OPAQUE, SINGLE, WHITEOUT
 
-
 _DEEPEST = 100
 """Directories in each other that are made on the host, whose tools stop at a thousand and could not even remove them."""
 

@@ -84,6 +84,8 @@ class HarnessAgent(BaseAgent):
     pin: ClassVar[Pin | None] = None
     starts: ClassVar[tuple[str, ...]] = ("exec",)
     prompts: ClassVar[tuple[str, ...]] = ("full",)
+    calls_tools: ClassVar[bool] = True
+    """On the wire. Turns of one that does not are all turns without a tool call."""
     memory_mb: ClassVar[int] = 32
     """What the harness itself needs; a smaller `sandbox.limits.memory_mb` is refused before the run."""
     reads: ClassVar[tuple[str, ...]] = ()

@@ -39,6 +39,7 @@ count that is too low by more than that ends in a request that the proxy refuses
 class Terminus(HarnessAgent):
     pin: ClassVar[Pin | None] = TERMINUS_2
     memory_mb: ClassVar[int] = 64
+    calls_tools: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ("trajectory.json",)
     _inner: Terminus2
 

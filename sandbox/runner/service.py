@@ -174,6 +174,10 @@ def agents_of(spec: RunSpec) -> dict[str, type[HarnessAgent]]:
     for name, needs in _needs_mb(spec, agents).items():
         if given < needs:
             raise NotReady(f"sandbox.limits.memory_mb: {name} itself needs {needs}, {given} are given; raise the limit")
+    if spec.rollout.no_tool_call_cap and (mute := [name for name, agent in agents.items() if not agent.calls_tools]):
+        raise NotReady(
+            f"rollout.no_tool_call_cap: {mute[0]} calls no tools on the wire, so the cap would end all of its rollouts; set it to 0"
+        )
     warm = [harness.name for harness in spec.harnesses if harness.start == "warm_fork"]
     if warm and not backend_of(spec.sandbox).can_fork:
         raise NotReady(f"harnesses: {warm[0]} cannot be forked into a sandbox of {spec.sandbox.environment}; set `start: exec`")

@@ -66,6 +66,13 @@ def test_a_memory_limit_below_what_the_harness_itself_needs_is_refused(name: str
         agents_of(wanted)
 
 
+def test_a_cap_on_turns_without_a_tool_is_refused_for_a_harness_that_calls_none() -> None:
+    wanted = {"harnesses": [{"name": "terminus-2", "version": PINS["terminus-2"].version}]}
+    assert agents_of(spec(**wanted)) == {"terminus-2": HARNESSES["terminus-2"]}
+    with pytest.raises(NotReady, match="no_tool_call_cap: terminus-2 calls no tools"):
+        agents_of(spec(rollout={"no_tool_call_cap": 5}, **wanted))
+
+
 class Unready(Oracle):
     @classmethod
     async def prepare(cls, harness: Harness, store: Store) -> Launcher:
