@@ -17,8 +17,10 @@ from pathlib import Path
 
 from sandbox.environments.namespace import kernel
 
+from .admission import PRIVILEGED
 from .build import Programs
 from .config import ADDRESS, PORT, TOKEN, write
+from .parts import record
 from .policy import Object, enforce
 
 MARK = "LEGO_TEST_CLUSTER"
@@ -43,6 +45,7 @@ class Node:
             self._parts[name] = subprocess.Popen(
                 [name, *arguments], cwd=self._state, env=self._programs.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+        record(self._state, name, [name, *arguments], self._parts[name].pid)
 
     def until(self, what: str, part: str, true: Callable[[], bool]) -> None:
         """Wait until `true`; raises NotUp when the part ends or the time does."""
@@ -120,9 +123,10 @@ def _control_plane(node: Node, api: Api, files: dict[str, str]) -> None:
         ),
         *("--service-account-issuer=https://kubernetes.default.svc", f"--token-auth-file={files['tokens']}", "--authorization-mode=RBAC"),
         *("--service-cluster-ip-range=198.18.200.0/24", "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP"),
-        *("--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount"),
+        *("--enable-admission-plugins=NodeRestriction,PodSecurityPolicy", "--disable-admission-plugins=ServiceAccount"),
     )
     node.until("the API server", "kube-apiserver", lambda: api.read("/readyz") == b"ok")
+    api.create("/apis/policy/v1beta1/podsecuritypolicies", PRIVILEGED)
     node.start("kube-scheduler", f"--kubeconfig={files['kubeconfig']}", "--leader-elect=false", "--bind-address=127.0.0.1", "--port=0")
     node.start(
         *("kube-controller-manager", f"--kubeconfig={files['kubeconfig']}", "--leader-elect=false", "--bind-address=127.0.0.1", "--port=0"),
@@ -151,13 +155,20 @@ class Api:
 
     def read(self, path: str) -> bytes:
         """An answer, or nothing where none came."""
-        request = urllib.request.Request(f"https://{ADDRESS}:{PORT}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
         try:
-            context = ssl.create_default_context(cafile=self._certificate)
-            with urllib.request.urlopen(request, timeout=5, context=context) as answer:  # noqa: S310
-                return bytes(answer.read())
+            return self._ask(path, None)
         except OSError:
             return b""
+
+    def create(self, path: str, item: Object) -> None:
+        self._ask(path, json.dumps(item).encode())
+
+    def _ask(self, path: str, body: bytes | None) -> bytes:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"https://{ADDRESS}:{PORT}{path}", body, headers)
+        context = ssl.create_default_context(cafile=self._certificate)
+        with urllib.request.urlopen(request, timeout=5, context=context) as answer:  # noqa: S310
+            return bytes(answer.read())
 
     def get(self, path: str) -> Object:
         found: Object = json.loads(self.read(path) or b"{}")

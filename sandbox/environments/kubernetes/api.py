@@ -33,6 +33,8 @@ _CONNECT_S = 30
 _PATIENCE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _AUTH = ["BearerToken"]
+_LEVEL = ("violates PodSecurity", "pod security policy")
+"""What API servers say of a pod that its namespace does not take as it is."""
 
 
 class ApiError(SandboxError):
@@ -63,8 +65,10 @@ def refused(what: str, status: int, body: str, retry_after: str = "") -> ApiErro
     # A conflict is no refusal: somebody changed what the request depends on, such as the count of a quota.
     if status == 429 or status >= 500 or (status == 403 and "exceeded quota" in words) or (status == 409 and reason == "Conflict"):
         return Busy(message, status, float(retry_after) if retry_after.isdigit() else 0)
-    if status in (401, 403):
-        message += "; give the runner's account the rights that docs/kubernetes.md lists"
+    if status == 403 and any(sign in words for sign in _LEVEL):
+        message += "; set the namespace's Pod Security level to baseline, or to privileged for sandbox.kubernetes.runtime.via: host_path"
+    elif status in (401, 403):
+        message += "; give the runner's account the rights that docs/kubernetes-rbac.yaml lists"
     return ApiError(message, status)
 
 

@@ -39,7 +39,7 @@ _ASK_S = 60
 _TRANSFER_S = 300
 _KILL_TRIES = 3
 _NEWS_S = 3
-_PATIENCE_S = 20
+_PATIENCE_S, _PAUSE_S = 20, 0.5
 """An API server or a kubelet that is restarted comes back."""
 _GONE_S = 60
 _CHUNKS = 4096
@@ -126,12 +126,12 @@ class PodSandbox:
         while True:
             try:
                 return await stream.ask(self._cluster.api, self.name, self._cluster.python, request, data, seconds)
-            except Absent as gone:
-                raise _lost(f"the pod is gone: {gone}", outside=True) from gone
             except (LostStatus, ApiError) as lost:
-                # Nothing was begun where the way in was busy.
-                if not isinstance(lost, Busy) or self._end() or self._killed > after_kill or time.monotonic() > patience:
+                # Nothing was begun where the way in was busy, or led to a kubelet that has not heard of its pods since it started.
+                begun = not isinstance(lost, (Busy, Absent))
+                if begun or self._end() or self._killed > after_kill or time.monotonic() > patience:
                     raise await self._what_happened(lost, after_kill) from lost
+                await asyncio.sleep(_PAUSE_S)
             except SandboxError as error:
                 self._crowded = self._crowded or error.errno == errno.EAGAIN
                 raise

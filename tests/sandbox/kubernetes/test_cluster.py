@@ -55,7 +55,7 @@ def test_a_busy_server_is_asked_again(run: Run) -> None:
     async def body(backend: Kubernetes, fake: FakeCluster) -> None:
         fake.faults.answers.extend([("POST", 429, {"Retry-After": "0"}), ("POST", 500, {}), ("POST", 503, {})])
         sandbox = await backend.create(SPEC)
-        fake.faults.answers.extend([("GET", 500, {}), ("GET", 429, {})])
+        fake.faults.answers.extend([("GET", 500, {}), ("GET", 429, {}), ("GET", 404, {})])
         assert (await sandbox.exec("echo works")).stdout == b"works\n"
         fake.faults.answers.append(("DELETE", 503, {}))
         await sandbox.destroy()

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from sandbox.environments.backend import Backend
 from sandbox.environments.kubernetes.manifest import ROLE
-from sandbox.runner.drive import Attempt, Room
-from sandbox.runner.outcomes import decide
-from server.schemas.outcome import ADMISSION, Cause, Failed, Fault, Scored, Termination
+from sandbox.environments.spec import SandboxSpec
+from sandbox.runner.drive import Room
+from server.schemas.outcome import Cause, Failed, Scored
 from tests.sandbox.environments.fake_kubernetes import NAMESPACE, FakeCluster
 from tests.sandbox.environments.kubernetes_room import IMAGE, fake_cluster, settings_for
 from tests.sandbox.environments.test_contract import processes, until
-from tests.sandbox.support import Stages, request, script_room, solution, spec
+from tests.sandbox.support import script_room, spec
+
+from .trials import MARK, Meanwhile, lost, own_fault, play, solved
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
 ]
-MARK = "4731.25"
-"""Seconds that nobody else sleeps."""
+LIMITS = {"memory_mb": 128, "processes": 32, "cpu_s": 20, "disk_mb": 16}
 
 
 @dataclass
@@ -36,29 +38,20 @@ class Site:
     room: Room
     fake: FakeCluster
     played: int = 0
-    over: bool = True
-    """Whether no trial runs."""
 
-    def play(self, script: str, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> Scored | Failed:
-        """One trial; `meanwhile` begins when the agent runs."""
-        return self.runner.run(self._play(script, meanwhile))
+    def play(self, script: str, meanwhile: Meanwhile) -> Scored | Failed:
+        async def to_the_end() -> Scored | Failed:
+            outcome = await play(self.room, f"t{self.played}", script, meanwhile)
+            await self.empty()
+            return outcome
 
-    async def _play(self, script: str, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> Scored | Failed:
-        self.played, self.over = self.played + 1, False
-        self.room.launchers["script"].script = f"{solution(self.room)}; {script}"
-        stages = Stages()
-        name = f"t{self.played}"
-        trial = asyncio.create_task(Attempt(self.room, request(self.room, name, "script"), name, stages).run())
-        await stages.agent_runs.wait()
-        meddling = asyncio.create_task(meanwhile())
-        outcome = decide(await trial)
-        self.over = True
-        await meddling
-        async with asyncio.timeout(60):
+        self.played += 1
+        return self.runner.run(to_the_end())
+
+    async def empty(self) -> None:
+        async with asyncio.timeout(120):
             while self.fake.pods:
                 await asyncio.sleep(0.05)
-        assert not processes(f"sleep {MARK}")
-        return outcome
 
     async def begun(self) -> str:
         """The name of the agent's pod once its command runs."""
@@ -76,37 +69,19 @@ def site() -> Iterator[Site]:
         cluster = fake_cluster()
         fake, _ = runner.run(cluster.__aenter__())
         settings = settings_for(fake.kubeconfig, IMAGE, namespace=NAMESPACE).model_dump(mode="json")
-        section = {name: settings[name] for name in ("environment", "image", "kubernetes")} | {
-            "limits": {"memory_mb": 128, "processes": 32, "cpu_s": 20, "disk_mb": 16}
-        }
-        opening = script_room(spec(sandbox=section))
+        section = {name: settings[name] for name in ("environment", "image", "kubernetes")}
+        opening = script_room(spec(sandbox=section | {"limits": LIMITS}))
         room = runner.run(opening.__aenter__())
         yield Site(runner, room, fake)
         runner.run(opening.__aexit__(None, None, None))
         runner.run(cluster.__aexit__(None, None, None))
 
 
-def lost(outcome: Scored | Failed, *words: str, causes: tuple[Cause, ...] = (Cause.RUNNER_LOST,)) -> None:
-    """A failure of the cluster: nothing to learn from, and no fault of the policy."""
-    assert isinstance(outcome, Failed), outcome
-    assert outcome.cause in causes and all(word in outcome.detail for word in words), outcome
-    assert not ADMISSION[outcome.cause].trained and ADMISSION[outcome.cause].fault is not Fault.POLICY
-
-
-def own_fault(outcome: Scored | Failed, words: str) -> None:
-    assert isinstance(outcome, Scored), outcome
-    assert (outcome.reward, outcome.termination) == (0, Termination.AGENT_FAULT) and words in outcome.detail, outcome
-
-
-def solved(outcome: Scored | Failed) -> None:
-    assert outcome == Scored(reward=1, termination=Termination.COMPLETED)
-
-
 # ---------------------------------------------------------------- the agent's pod ends
 
 
 def test_a_pod_that_somebody_deletes_is_a_lost_trial(site: Site) -> None:
-    async def delete() -> None:
+    async def delete(_: object) -> None:
         name = await site.begun()
         await site.fake._remove("pods", site.fake.pods[name], None)
 
@@ -122,18 +97,18 @@ def test_a_pod_that_somebody_deletes_is_a_lost_trial(site: Site) -> None:
     ],
 )
 def test_a_pod_that_its_node_ends_is_a_lost_trial(site: Site, reason: str, message: str) -> None:
-    async def end() -> None:
+    async def end(_: object) -> None:
         await site.fake.node.fail(await site.begun(), reason, message)
 
     lost(site.play(f"sleep {MARK}", end), reason)
 
 
 def test_a_pod_that_its_agent_ended_is_scored_zero(site: Site) -> None:
-    async def fill() -> None:
+    async def fill(_: object) -> None:
         message = "Pod ephemeral local storage usage exceeds the total limit of containers 16Mi. "
         await site.fake.node.fail(await site.begun(), "Evicted", message)
 
-    async def use_all_memory() -> None:
+    async def use_all_memory(_: object) -> None:
         await site.fake.node.fail(await site.begun(), "", "", {"reason": "OOMKilled", "exitCode": 137})
 
     own_fault(site.play(f"sleep {MARK}", fill), "exceeds the total limit")
@@ -144,7 +119,7 @@ def test_a_pod_that_its_agent_ended_is_scored_zero(site: Site) -> None:
 
 
 def test_an_exec_that_is_cut_is_a_lost_trial_and_its_agent_is_ended(site: Site) -> None:
-    async def cut() -> None:
+    async def cut(_: object) -> None:
         await site.begun()
         assert site.fake.cut("/exec") >= 1
 
@@ -152,7 +127,7 @@ def test_an_exec_that_is_cut_is_a_lost_trial_and_its_agent_is_ended(site: Site) 
 
 
 def test_an_api_server_that_goes_away_in_mid_exec_is_a_lost_trial(site: Site) -> None:
-    async def go_away() -> None:
+    async def go_away(_: object) -> None:
         await site.begun()
         site.fake.faults.away = True
         site.fake.cut()
@@ -163,7 +138,7 @@ def test_an_api_server_that_goes_away_in_mid_exec_is_a_lost_trial(site: Site) ->
 
 
 def test_a_watch_that_is_cut_is_nobodys_concern(site: Site) -> None:
-    async def cut() -> None:
+    async def cut(_: object) -> None:
         await site.begun()
         for _ in range(3):
             assert site.fake.cut("watch=true") == 1
@@ -173,7 +148,7 @@ def test_a_watch_that_is_cut_is_nobodys_concern(site: Site) -> None:
 
 
 def test_a_server_that_is_busy_now_and_then_costs_no_trial(site: Site) -> None:
-    async def answer() -> None:
+    async def answer(_: object) -> None:
         await site.begun()
         busy = [(method, status) for status in (409, 429, 500, 503) for method in ("GET", "POST", "DELETE")]
         site.fake.faults.answers.extend((method, status, {"Retry-After": "0"}) for method, status in busy)
@@ -185,42 +160,37 @@ def test_a_server_that_is_busy_now_and_then_costs_no_trial(site: Site) -> None:
 # ---------------------------------------------------------------- the verifier's pod ends
 
 
-def test_a_verifiers_pod_that_goes_is_made_again_once_and_never_scored(site: Site) -> None:
-    async def evict(most: int) -> None:
+def test_a_verifiers_pod_that_goes_is_made_again_and_never_scored(site: Site) -> None:
+    async def evict(trial: asyncio.Task[Any], most: int) -> None:
         evicted = 0
-        while not site.over and evicted < most:
+        while not trial.done() and evicted < most:
             for name in site.running("verifier")[: most - evicted]:
                 await site.fake.node.fail(name, "Evicted", "The node was low on resource: memory. ")
                 evicted += 1
             await asyncio.sleep(0.01)
         assert evicted
 
-    solved(site.play("true", lambda: evict(1)))
-    lost(site.play("true", lambda: evict(100)), "Evicted", causes=(Cause.VERIFIER, Cause.RUNNER_LOST))
+    solved(site.play("true", lambda trial: evict(trial, 1)))
+    lost(site.play("true", lambda trial: evict(trial, 100)), "Evicted", causes=(Cause.VERIFIER, Cause.RUNNER_LOST))
 
 
 # ---------------------------------------------------------------- many at once
 
 
 def test_64_pods_at_once_are_64_sandboxes_and_leave_nothing(site: Site) -> None:
-    from sandbox.environments.backend import Backend
-    from sandbox.environments.spec import SandboxSpec
-
     async def one(number: int) -> bytes:
         backend = Backend.running(site.room.sandboxes)
         assert backend is not None
         sandbox = await backend.create(SandboxSpec(limits=site.room.spec.sandbox.limits))
         try:
-            return (await sandbox.exec(f"echo {number}")).stdout
+            return bytes((await sandbox.exec(f"echo {number}")).stdout)
         finally:
             await sandbox.destroy()
 
     async def all_of_them() -> list[bytes]:
         answers = await asyncio.gather(*(one(number) for number in range(64)))
-        async with asyncio.timeout(120):
-            while site.fake.pods:
-                await asyncio.sleep(0.05)
+        await site.empty()
         return answers
 
     assert site.runner.run(all_of_them()) == [f"{number}\n".encode() for number in range(64)]
-    assert site.fake.policies.keys() == {name for name in site.fake.policies if name.endswith("-deny")}
+    assert [name for name in site.fake.policies if not name.endswith("-deny")] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -125,6 +126,12 @@ def test_answers_have_classes(status: int, body: str, kind: type[ApiError]) -> N
     error = refused("POST lego-rl/pods", status, body)
     assert type(error) is kind
     assert error.status == status
+
+
+def test_a_refusal_says_what_to_change() -> None:
+    level = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+    assert "Pod Security level to baseline" in str(refused("POST pods", 403, json.dumps({"message": level})))
+    assert "docs/kubernetes-rbac.yaml" in str(refused("POST pods", 403, '{"message": "User x cannot create"}'))
 
 
 def test_a_server_that_says_when_is_asked_then() -> None:
