@@ -3,6 +3,7 @@
 ```
 run.json            RunFile: what a process of the run needs to start (mode 0600: it holds tokens)
 runner.json         RunnerFile: where the runner listens, written after it does
+proxy.json          ProxyFile: where the trainer serves the proxy's metrics
 launch.json         what the supervisor starts (server.launchers.supervisor)
 processes.jsonl     ownership ledger: one line per process that was started (server.launchers.identity)
 exit.json           ExitFile: how the supervised processes ended
@@ -46,6 +47,12 @@ class RunnerFile(_File):
     url: str
     pid: int
     boot: str
+
+
+class ProxyFile(_File):
+    """`metrics`: base URL of `GET /metrics`, which takes the run's runner token."""
+
+    metrics: str
 
 
 class ExitFile(_File):
@@ -101,6 +108,7 @@ class RunDir:
         self.root = root
         self.run_file = root / "run.json"
         self.runner_file = root / "runner.json"
+        self.proxy_file = root / "proxy.json"
         self.launch_file = root / "launch.json"
         self.processes_file = root / "processes.jsonl"
         self.exit_file = root / "exit.json"

@@ -17,8 +17,8 @@ from trainer.proxy.session import Session
 from trainer.proxy.streaming import TurnStream
 
 
-async def answer(line: Line, dialect: Dialect, session: Session, request: Request, rendering: Rendering, patience: Patience) -> None:
-    """Raises Refusal, and ClientGone, after which the turn counts as never sent."""
+async def answer(line: Line, dialect: Dialect, session: Session, request: Request, rendering: Rendering, patience: Patience) -> float:
+    """The engine's seconds. Raises Refusal, and ClientGone, after which the turn counts as never sent."""
     flight, answer_id = session.board(request), session.next_answer_id()
     try:
         if request.stream:
@@ -28,6 +28,7 @@ async def answer(line: Line, dialect: Dialect, session: Session, request: Reques
             await line.wait(flight.landing)
             await line.answer(200, msgspec.json.encode(dialect.encode(flight.landing.result(), request, answer_id)))
         flight.landing.result().sent = True
+        return flight.engine_s
     finally:
         session.leave(flight)
 

@@ -19,6 +19,8 @@ class Flight:
         self.call, self.prompt_tokens, self.scaffold = call, prompt_tokens, scaffold
         self.tokens: list[int] = []
         self.waiters = 0
+        self.engine_s = 0.0
+        """Seconds that the engine took, the gate before it included."""
         self.node: Node | None = None
         """Where in the graph the turn will hang."""
         self.task: asyncio.Task[None] | None = None

@@ -50,6 +50,8 @@ class Line:
         self._connection, self._send, self._patience = connection, send, patience
         self._gone, self._flow = connection.gone, connection.flow
         self.started = self.ended = False
+        self.status = 0
+        """Of the answer, when there is one."""
 
     async def wait(self, future: asyncio.Future[Any], seconds: float | None = None) -> None:
         """Until `future` is done, or `seconds` have passed. Raises ClientGone."""
@@ -60,6 +62,7 @@ class Line:
 
     async def answer(self, status: int, body: str | bytes, media_type: bytes = JSON) -> None:
         """A whole answer."""
+        self.status = status
         content = body if isinstance(body, bytes) else body.encode()
         if self._gone.done():
             raise ClientGone
@@ -80,6 +83,7 @@ class Line:
 
     async def begin(self) -> None:
         """The head of a stream of events."""
+        self.status = 200
         await self._write(_head(200, EVENTS, (b"cache-control", b"no-cache")))
 
     async def events(self, text: str, *, more: bool) -> None:

@@ -23,6 +23,8 @@ class Endpoint:
     """What is spoken at one path."""
 
     dialect: Dialect
+    name: str
+    """In metrics."""
     counts: bool = False
 
 

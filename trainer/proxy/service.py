@@ -9,11 +9,17 @@ import json
 import logging
 import secrets
 import socket
+import time
+from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
+from prometheus_client.metrics_core import Metric
+
 from trainer.capture.capture import Capture
+from trainer.capture.samples import undelivered
 from trainer.engine.base import Engine, ReportsKV, Sampling
 from trainer.proxy.answering import answer
+from trainer.proxy.counts import GONE, Counted, Counts
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
@@ -31,10 +37,10 @@ from trainer.proxy.waiting import Gated
 
 log = logging.getLogger(__name__)
 ENDPOINTS = {
-    "v1/chat/completions": Endpoint(OpenAIChat()),
-    "v1/responses": Endpoint(OpenAIResponses()),
-    "v1/messages": Endpoint(Anthropic()),
-    "v1/messages/count_tokens": Endpoint(Anthropic(), counts=True),
+    "v1/chat/completions": Endpoint(OpenAIChat(), "openai_chat"),
+    "v1/responses": Endpoint(OpenAIResponses(), "openai_responses"),
+    "v1/messages": Endpoint(Anthropic(), "anthropic"),
+    "v1/messages/count_tokens": Endpoint(Anthropic(), "anthropic_count_tokens", counts=True),
 }
 
 
@@ -52,6 +58,8 @@ class Proxy:
                 raise ValueError(f"an admission gate needs an engine that reports its KV, {type(engine).__name__} does not")
             self._gated = Gated(self._upstream, engine, admission)
         self._metrics = Metrics(engine, self._upstream, self._gated)
+        self._counts = Counts()
+        self._counted = Counted(self._gated or self._upstream, self._counts)
         self._sessions: dict[str, Session] = {}
         self._closed_keys: dict[str, str] = {}
         self._nobody = secrets.token_urlsafe(32)
@@ -82,7 +90,7 @@ class Proxy:
         """
         if rollout_id in self._sessions or rollout_id in self._closed_keys:
             raise ValueError(f"rollout {rollout_id} was opened before; every attempt needs its own id")
-        self._sessions[rollout_id] = Session(rollout_id, key, self._gated or self._upstream, self._rendering, sampling, limits, harness)
+        self._sessions[rollout_id] = Session(rollout_id, key, self._counted, self._rendering, sampling, limits, harness)
         return f"{self._url}/r/{rollout_id}"
 
     async def close(self, rollout_id: str) -> Capture:
@@ -96,6 +104,7 @@ class Proxy:
         self._closed_keys[rollout_id] = session.key
         self._captures[rollout_id] = session.capture
         capture = await session.close()
+        self._counts.undelivered += len(undelivered(capture.graph.turns))
         log.info(
             "rollout closed: id=%s harness=%s turns=%d sampled_tokens=%d cancelled=%d turn_cap=%s over_length=%s failed=%s",
             rollout_id, capture.harness, capture.policy_turns, capture.sampled_tokens, capture.cancelled, capture.turn_cap_hit,
@@ -116,6 +125,11 @@ class Proxy:
         """Step metrics of what happened since the last call."""
         return self._metrics.take()
 
+    def families(self) -> Iterator[Metric]:
+        """What happened since the start, for Prometheus."""
+        waited, seconds = self._gated.waited if self._gated is not None else (0, 0.0)
+        return self._counts.families(retries=self._upstream.resumed, sessions=len(self._sessions), waited=waited, waited_s=seconds)
+
     async def stop(self) -> None:
         """Close what is open and stop listening."""
         for rollout_id in list(self._sessions):
@@ -128,6 +142,7 @@ class Proxy:
     async def serve(self, call: Call, line: Line, endpoint: Endpoint) -> None:
         """One request of a rollout, whose errors are answered in the dialect's own words."""
         session, dialect = None, endpoint.dialect
+        began, engine_s, gone = time.perf_counter(), None, False
         try:
             session = self._authorize(call)
             request = dialect.parse(session.reader.load(await call.body(self.patience.body)), call.headers)
@@ -135,12 +150,13 @@ class Proxy:
             if endpoint.counts:  # Claude Code decides by this number whether a file is too long to read: real and repeatable
                 await line.answer(200, json.dumps({"input_tokens": session.count(request)}))
             else:
-                await answer(line, dialect, session, request, self._rendering, self.patience)
+                engine_s = await answer(line, dialect, session, request, self._rendering, self.patience)
                 session.reader.settle()
         except Refusal as refusal:
             log.info("call refused: rollout=%r reason=%s %s", call.rollout_id, refusal.reason, refusal.message)
             await line.refuse(dialect, refusal)
         except ClientGone:
+            gone = True
             log.info("client gone: rollout=%r", call.rollout_id)
         except Exception as error:
             # A fault of ours must end as Failed(proxy) with the harness stopped, not as a retried 500 or a reward.
@@ -148,6 +164,9 @@ class Proxy:
             if session is not None:
                 session.capture.proxy_error = f"{type(error).__name__}: {error}"
             await line.refuse(dialect, Refusal(Reason.ENDED, "the proxy failed; this rollout cannot go on"))
+        finally:
+            added = max(0.0, time.perf_counter() - began - engine_s) if engine_s is not None else None
+            self._counts.call(endpoint.name, GONE if gone or not line.status else str(line.status), added)
 
     def _note(self, session: Session, unknown: frozenset[str]) -> None:
         """Fields that mean nothing here are named once in a run, with the rollout that had them first; no client can make that many."""

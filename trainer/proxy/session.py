@@ -174,7 +174,9 @@ class Session:
         first, started = place.routes_from() if self._routed else 0, time.time()
         try:
             call = GenerationRequest(self.rollout_id, self.capture.graph.prompt(place), sampling, first, flight.take)
+            asked = time.perf_counter()
             generation = await self._engine.generate(call)
+            flight.engine_s = time.perf_counter() - asked
             _check(generation)
         except (Exception, asyncio.CancelledError) as error:
             if flight.landing.done():  # cancelled by us

@@ -31,7 +31,7 @@ class Gated:
         self._gate = Gate(rule)
         self._passes: dict[Call, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.waits = Waits()
+        self.waits, self._past = Waits(), Waits()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`. A call that is cancelled while it waits leaves the queue."""
@@ -51,7 +51,14 @@ class Gated:
         """What happened since the last time."""
         taken, self.waits = self.waits, Waits(queue=self._gate.queue)
         taken.forced, self._gate.forced = self._gate.forced, 0
+        self._past.waited += taken.waited
+        self._past.seconds += taken.seconds
         return taken
+
+    @property
+    def waited(self) -> tuple[int, float]:
+        """Calls that waited since the start, and all their seconds."""
+        return self._past.waited + self.waits.waited, self._past.seconds + self.waits.seconds
 
     async def _enter(self, session: str, tokens: int) -> Call:
         call = self._gate.arrive(session, tokens, time.monotonic())

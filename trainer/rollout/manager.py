@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import uvloop
 
 from server.schemas.events import EvaluationBody, EventBody, FindingBody, GroupBody, ResumedBody, RunStateBody, StepBody
-from server.schemas.rundir import CheckpointFile, RunDir, write_atomic
+from server.schemas.rundir import CheckpointFile, ProxyFile, RunDir, write_atomic
 from server.schemas.runspec import Kind, RunSpec
 from server.schemas.spool import Reporter, read_spool
 from server.schemas.states import Phase, RunState
@@ -40,6 +40,7 @@ from .trial import Rollout, TrialRoom
 from .verl_engine import VerlEngine
 
 if TYPE_CHECKING:
+    from trainer.proxy.exporter import Exporter
     from trainer.proxy.service import Proxy
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class RolloutManager:
         self._rows: dict[str, Rows] = {}
         run.captures.mkdir(exist_ok=True)
         self._engine = VerlEngine(llm_client, self.spec.rollout.routing)
-        self._room, self._proxy = self._call(self._open(run, file.runner_token, self._engine, model))
+        self._room, self._proxy, self._exporter = self._call(self._open(run, file.runner_token, self._engine, model))
         self._slots, self._schedule = self._call(self._begin_schedule())
 
     @classmethod
@@ -195,14 +196,16 @@ class RolloutManager:
     def close(self) -> None:
         """End what is under way, stop the proxy, deliver what is still in the spool, end the loop."""
         self._call(self._schedule.close())
+        self._call(self._exporter.stop())
         self._call(self._proxy.stop())
         self._call(self._room.runner.close())
         self.reporter.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    async def _open(self, run: RunDir, token: str, engine: VerlEngine, model: Path) -> tuple[TrialRoom, Proxy]:
+    async def _open(self, run: RunDir, token: str, engine: VerlEngine, model: Path) -> tuple[TrialRoom, Proxy, Exporter]:
         # Late: verl imports this module in processes that never render.
+        from trainer.proxy.exporter import Exporter
         from trainer.proxy.rendering import Rendering
         from trainer.proxy.service import Proxy
 
@@ -211,8 +214,10 @@ class RolloutManager:
         )
         proxy = Proxy(engine, rendering, admission=gate_rule(self.spec.rollout.admission))
         await proxy.start("127.0.0.1", 0)
+        exporter = Exporter(proxy.families, token)
+        write_atomic(run.proxy_file, ProxyFile(metrics=await exporter.start()).model_dump_json())
         runner = RunnerClient(run.runner_file, token)
-        return TrialRoom(run, self.spec, proxy, runner, self.reporter, rendering.stop_token_ids), proxy
+        return TrialRoom(run, self.spec, proxy, runner, self.reporter, rendering.stop_token_ids), proxy, exporter
 
     async def _begin_schedule(self) -> tuple[Slots, Schedule[Member, Rollout]]:
         # A sandbox that becomes free must find a trial waiting; more open rollouts than that would only hold memory.
