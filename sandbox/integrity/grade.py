@@ -74,7 +74,7 @@ class Grader(BaseVerifier):
     async def _hidden_tests(self, task: Path, diff: list[Step]) -> Verdict:
         """Only a tree that passes meets the twins: a would-be reward costs three runs, anything else one."""
         try:
-            checks = {variant: await asyncio.to_thread(hidden.check, task, variant) for variant in ("tests", *_TWINS)}
+            checks = await asyncio.to_thread(hidden.checks, task)
         except hidden.NoTests as error:
             return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
         verdict = await self._tried_twice(diff, checks["tests"] or "", self._seconds)
@@ -86,7 +86,7 @@ class Grader(BaseVerifier):
                 continue
             await self._refresh()
             twin = await self._tried_twice(diff, text, max(1, int((self._end - time.monotonic()) / left - _margin(self._seconds))))
-            if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT):
+            if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT, Grade.FAILED):  # a test that is what it was did not pass again
                 return twin
             if twin.grade is not Grade.PASSED:
                 verdict = twin.model_copy(

@@ -1,26 +1,31 @@
 """Hidden pytest tests of a task: the check that runs them, and twins of the tests that no honest tree can pass.
 
 The tests import the graded code into their own process, where it can change what the test runner says. A tree that passed is therefore
-graded twice more, each time in a fresh sandbox (`run_tests.py` says how a report is judged):
+graded twice more, each time in a fresh sandbox (`run_tests.py` says how a report is judged). In a twin some tests cannot pass, and each of
+them must fail:
 
-* twin A: every test ends with a false assertion, so every test must fail;
-* twin B: every comparison that an honest run certainly reaches is made false: another expected value for `==` and `is`, the opposite of
-  `!=`, `<` and the like, strangers in the container of `in`. Values written out in the test are changed in place, so that code which
-  reads its answers from the tests reads the wrong ones.
+* Quietly changed: the last assertion as no honest run can meet it, but as somebody might have written it (another value, the opposite
+  operator). Each test that can be is changed in one of the twins, by chance; in the other it is as it was and must pass. Who does not know
+  what is right cannot tell which. All variants are written out anew, so that nothing shows by its form.
+* What has no such assertion gets a false one at its end in twin A, and in twin B a function around what it compares with. Code that looks
+  for that can tell; these stop code that does not.
 
-A twin that passes shows that the report, or the value under test, does not depend on the assertion.
+A twin that does not come out so shows that the report, or the value under test, does not depend on the assertion.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib.util
 import secrets
-from collections.abc import Iterator
-from itertools import repeat
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+from .untrue import untrue
 
 DIRECTORY = "tests"
 """Where tests lie below the work directory while they run."""
@@ -30,6 +35,8 @@ _PROGRAM = Path(__file__).with_name("run_tests.py")
 _NOT_UPLOADED = ("test.sh", "check.py", "Dockerfile")
 
 Variant = Literal["tests", "twin A", "twin B"]
+VARIANTS: tuple[Variant, ...] = ("tests", "twin A", "twin B")
+_CHANCE = secrets.SystemRandom()
 _CHANGED = """
 def {name}(value):
     if isinstance(value, bool): return not value
@@ -60,35 +67,54 @@ def packages() -> dict[str, Path]:
     return found
 
 
-def check(task: Path, variant: Variant) -> str | None:
-    """The check program of a variant; None when no test of the task can have this twin. Raises NoTests."""
+def checks(task: Path) -> dict[Variant, str | None]:
+    """The check program of every variant; None where no test of the task can be changed so. Raises NoTests."""
     files = {
         str(path.relative_to(task / "tests")): path.read_bytes()
         for path in sorted((task / "tests").rglob("*"))
         if path.is_file() and path.name not in _NOT_UPLOADED
     }
     sources = {name: data.decode() for name, data in files.items() if Path(name).match("test_*.py")}
-    nonce = secrets.token_hex(6)
-    tests: list[str] = []
-    for name, source in sources.items():
-        tree = _parse(task, name, source)
-        chosen = [(key, test) for key, test in _tests(tree) if variant != "twin B" or any(map(_false, _comparisons(test), repeat("_")))]
-        tests += [f"{name}::{key}" for key, _ in chosen]
-        if variant != "tests":
-            files[name] = _twin(tree, [test for _, test in chosen], variant, f"_{nonce}").encode()
-    if variant == "tests" and not tests:
+    trees = {name: _parse(task, name, source) for name, source in sources.items()}
+    if not any(True for tree in trees.values() for _ in _tests(tree)):
         raise NoTests(f"task {task.name} has no test function in tests/test_*.py")
-    if not tests:
+    # A hook of the task's own may let one test decide about the next, and a test may call another one.
+    around = [path.read_bytes() for path in (task / "environment" / "workspace").glob("conftest.py")]
+    hooks = any(b"pytest_runtest" in data for data in (*files.values(), *around))
+    named = Counter(name for tree in trees.values() for node in ast.walk(tree) for name in _names(node))
+    split = {
+        f"{name}::{key}": _CHANCE.choice(("twin A", "twin B"))
+        for name, tree in trees.items()
+        for key, test in _tests(tree)
+        if not hooks and not named[test.name] and _quiet(test) is not None
+    }
+    return {variant: _check(files, trees, variant, split) for variant in VARIANTS}
+
+
+def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant: Variant, split: Mapping[str, str]) -> str | None:
+    nonce = secrets.token_hex(6)
+    expected: dict[str, str] = {}
+    written = dict(files)
+    for name, pristine in trees.items():
+        tree = copy.deepcopy(pristine)
+        for key, test in _tests(tree):
+            twin = split.get(f"{name}::{key}")
+            changed = variant != "tests" and _change(test, variant, twin, f"_{nonce}")
+            expected[f"{name}::{key}"] = "failed" if changed else "passed"
+        source = ast.unparse(ast.fix_missing_locations(tree))
+        written[name] = (source + _CHANGED.format(name=f"_{nonce}") if f"_{nonce}(" in source else source + "\n").encode()
+    if variant != "tests" and "failed" not in expected.values():
         return None
+    if variant != "tests":  # a test that another one leans on may well fail beside it
+        expected = {key: outcome for key, outcome in expected.items() if outcome == "failed" or key in split}
     sentinel = f"test_{nonce}.py"
-    files[sentinel] = b"def test_1():\n    assert 1 == 1\n\n\ndef test_2():\n    assert 1 == 2\n"
+    written[sentinel] = b"def test_1():\n    assert 1 == 1\n\n\ndef test_2():\n    assert 1 == 2\n"
     plan: dict[str, Any] = {
         "directory": DIRECTORY,
-        "files": files,
-        "run": [*sources, sentinel],
-        "tests": tests,
+        "files": written,
+        "run": [*trees, sentinel],
+        "tests": expected,
         "sentinels": {f"{sentinel}::test_1": "passed", f"{sentinel}::test_2": "failed"},
-        "expect": "passed" if variant == "tests" else "failed",
         "pytest": PYTEST_AT,
     }
     return f"PLAN = {plan!r}\n{_program()}"
@@ -115,65 +141,47 @@ def _tests(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
             yield from _tests(node, f"{prefix}{node.name}::")
 
 
-_OPPOSITE = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.NotEq: ast.Eq, ast.IsNot: ast.Is}
+def _names(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Name():
+            yield node.id
+        case ast.Attribute():
+            yield node.attr
 
 
-def _comparisons(test: ast.FunctionDef) -> list[ast.Compare]:
-    """Comparisons that an honest run of `test` certainly reaches: its own assertions, unless it may return early."""
-    if any(isinstance(node, ast.Return) for node in ast.walk(test)):
+def _change(test: ast.FunctionDef, variant: Variant, quiet_in: str | None, name: str) -> bool:
+    """Make `test` one that no honest run can pass; False where it stays as it is. `name` is the function that changes a value."""
+    loud = _compared(test)
+    if quiet_in == variant:
+        last, false = test.body[-1], _quiet(test)
+        assert isinstance(last, ast.Assert) and false is not None  # noqa: S101 -- or it would be in no twin
+        last.test = false
+    elif variant == "twin B" or quiet_in is not None:
+        for comparison in loud:
+            comparison.comparators[-1] = ast.Call(ast.Name(name, ast.Load()), [comparison.comparators[-1]], [])
+        return bool(loud)
+    else:
+        number = _CHANCE.randrange(10, 99)
+        test.body = [ast.Try(test.body, [], [], ast.parse(f"assert {number} == {number + 1}").body)]
+    return True
+
+
+def _compared(test: ast.FunctionDef) -> list[ast.Compare]:
+    """Comparisons by `==` with what shows nowhere as a value, that an honest run certainly reaches: unless it may return early."""
+    if _may_return(test):
         return []
     asserted = [statement.test for statement in test.body if isinstance(statement, ast.Assert)]
     first = [found.values[0] if isinstance(found, ast.BoolOp) and isinstance(found.op, ast.And) else found for found in asserted]
-    return [found for found in first if isinstance(found, ast.Compare)]
+    return [
+        found for found in first if isinstance(found, ast.Compare) and isinstance(found.ops[-1], ast.Eq) and untrue(found, _CHANCE) is None
+    ]
 
 
-def _false(comparison: ast.Compare, name: str) -> ast.Compare | None:
-    """The comparison as no honest value can meet it, or None when this is not certain. `name` is a function that changes a value."""
-    operator, expected = comparison.ops[-1], comparison.comparators[-1]
-    before, others = comparison.ops[:-1], comparison.comparators[:-1]
-    if isinstance(operator, ast.Eq | ast.Is):
-        return ast.Compare(comparison.left, [*before, operator], [*others, _changed(expected, name)])
-    if type(operator) in _OPPOSITE:
-        return ast.Compare(comparison.left, [*before, _OPPOSITE[type(operator)]()], [*others, expected])
-    if isinstance(operator, ast.In) and isinstance(expected, ast.List | ast.Tuple | ast.Set):
-        strangers = ast.List([ast.Call(ast.Name("object", ast.Load()), [], []) for _ in expected.elts], ast.Load())
-        return ast.Compare(comparison.left, [*before, operator], [*others, strangers])
-    return None
+def _quiet(test: ast.FunctionDef) -> ast.expr | None:
+    """The last assertion made false, where it is the last thing that the test does: whatever it does beside, it goes on doing."""
+    last = test.body[-1]
+    return untrue(last.test, _CHANCE) if isinstance(last, ast.Assert) and not _may_return(test) else None
 
 
-def _twin(tree: ast.Module, tests: list[ast.FunctionDef], variant: Variant, name: str) -> str:
-    for test in tests:
-        if variant == "twin A":
-            number = secrets.randbelow(90) + 10
-            test.body = [ast.Try(test.body, [], [], ast.parse(f"assert {number} == {number + 1}").body)]
-        else:
-            for comparison in _comparisons(test):
-                if (false := _false(comparison, name)) is not None:
-                    comparison.ops, comparison.comparators = false.ops, false.comparators
-    source = ast.unparse(ast.fix_missing_locations(tree))
-    return source + _CHANGED.format(name=name) if f"{name}(" in source else source
-
-
-def _changed(expected: ast.expr, name: str) -> ast.expr:
-    try:
-        value = ast.literal_eval(expected)
-    except ValueError:
-        return ast.Call(ast.Name(name, ast.Load()), [expected], [])
-    match value:
-        case bool():
-            return ast.Constant(not value)
-        case int():
-            return ast.Constant(value + secrets.randbelow(9) + 1)
-        case float() | complex():
-            return ast.Constant(0.5 if value != 0.5 else 1.5)
-        case str():
-            return ast.Constant(f"{value}~")
-        case bytes():
-            return ast.Constant(value + b"~")
-        case list() | tuple():
-            return ast.parse(repr(type(value)([*value, 1])), mode="eval").body
-        case dict():
-            return ast.parse(repr({**value, "~": 1}), mode="eval").body
-        case set():
-            return ast.parse(repr({*value, "~"}), mode="eval").body
-    return ast.Constant("~")  # None or an ellipsis
+def _may_return(test: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Return) for node in ast.walk(test))

@@ -2,7 +2,7 @@
 
 The graded code is imported by the pytest process, so whatever that process says may be a lie. It never holds the verdict channel, and
 its report is believed only when it is complete, names every test once, and tells the truth about two tests of its own (`sentinels`), one
-that must pass and one that must fail. The twins of `hidden.py` run by the same program with `expect` = `failed`.
+that must pass and one that must fail. The twins of `hidden.py`, in which some tests must fail, are judged by the same rules.
 
 Exit status: 0 as expected, 1 not, 98 when pytest was killed, 99 when the report cannot be true.
 """
@@ -78,14 +78,13 @@ def judge(plan: dict[str, Any], status: int, report: list[str]) -> tuple[int, st
             return 99, f"a test that must be {expected} was {' and '.join(sorted(found)) or 'not'} reported (pytest ended with {status})"
     if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 1:
         return 99, f"pytest ended with {status} although one test must fail"
-    for name in plan["tests"]:
+    for name, expected in plan["tests"].items():
         found = outcomes.get(name, set())
-        if plan["expect"] == "failed" and found == {"passed"}:
-            return 99, f"{name} passed although it cannot"
-        if found != {plan["expect"]}:
-            return 1, f"{name} was {' and '.join(sorted(found)) or 'not'} reported"
+        if found != {expected}:
+            words = f"{name} was {' and '.join(sorted(found)) or 'not'} reported"
+            return (99, f"{words} although it cannot but fail") if expected == "failed" else (1, words)
     others = sorted(name for name, found in outcomes.items() if found != {"passed"})
-    if plan["expect"] == "passed" and others:
+    if "failed" not in plan["tests"].values() and others:
         return 1, f"{others[0]} did not pass"
     return None
 

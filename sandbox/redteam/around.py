@@ -28,6 +28,42 @@ printf '[tool.pytest.ini_options]\naddopts = "-p evil"\n' > pyproject.toml
 printf 'import os\nos._exit(1)\n' > evil.py
 printf 'pytest_plugins = ["evil"]\n' > tests/conftest.py
 """,
+    "plugin-by-entry-point": r"""
+mkdir -p evil-1.0.dist-info; printf '[pytest11]\nevil = evil\n' > evil-1.0.dist-info/entry_points.txt
+printf 'Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n' > evil-1.0.dist-info/METADATA; echo evil > evil-1.0.dist-info/top_level.txt
+printf 'def pytest_runtest_call(item): item.obj = lambda *a, **k: None\n' > evil.py
+printf '[pytest]\naddopts = -p evil\n' > pytest.ini
+""",
+    "variables-in-env-files": r"""
+for f in .env .envrc .pytest_env tests/.env ~/.env ~/.config/environment.d/x.conf; do mkdir -p $(dirname $f)
+  printf 'LD_PRELOAD=%s/evil.so\nPYTEST_ADDOPTS=--collect-only\nPYTEST_PLUGINS=evil\nPYTHONPATH=.\nPYTHONSAFEPATH=\n' $PWD > $f; done
+printf '\177ELF' > evil.so; printf 'import os\nos._exit(1)\n' > evil.py; echo 3.99 > .python-version; echo '[env]' > pyvenv.cfg
+""",
+    "bytecode-with-matching-time": r"""
+python3 - <<'E'
+import importlib.util, os, py_compile, sys
+honest = open("calc.py").read()
+evil = "class A(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef add(a, b): return A(0)\ndef scale(v, f): return A(0)\n"
+evil = evil + "#" * (len(honest) - len(evil))
+os.makedirs("__pycache__", exist_ok=True)
+for stamp in (0, int(os.stat("calc.py").st_mtime)):
+    open("/tmp/calc.py", "w").write(evil)
+    os.utime("/tmp/calc.py", (stamp, stamp))
+    os.utime("calc.py", (stamp, stamp))
+    py_compile.compile("/tmp/calc.py", cfile=importlib.util.cache_from_source("calc.py"), dfile="calc.py")
+E
+""",
+    "names-in-other-cases": r"""
+for f in Conftest.py CONFTEST.PY conftest.PY Pytest.ini; do printf 'import os\nos._exit(0)\n' > $f; done
+mkdir -p Tests TESTS "tests " tests.; for d in Tests TESTS "tests " tests.; do printf 'def test_add(): pass\n' > "$d/test_hidden.py"; done
+""",
+    "pipes-in-place-of-the-tests": r"""
+rm -rf tests conftest.py; mkfifo tests conftest.py calc.pyc; rm -f calc.py; mkfifo calc.py
+""",
+    "hard-links-to-the-tests": r"""
+for f in tests/*.py; do ln $f x$(basename $f); done; ln calc.py tests/test_hidden.py; ln tests/test_old.py conftest2.py
+printf 'import os\nos._exit(0)\n' > xtest_old.py
+""",
     "path-shadows-pytest": r"""
 mkdir -p ~/.local/bin; printf '#!/bin/sh\nexit 0\n' | tee ~/.local/bin/pytest ~/.local/bin/python3 > ~/.local/bin/python
 chmod +x ~/.local/bin/*; echo 'PATH=~/.local/bin:$PATH' | tee ~/.profile ~/.bashrc > ~/.bash_profile

@@ -30,6 +30,15 @@ _SCRIPTS = {
     "change-too-large-for-the-grader": "for i in 1 2 3 4 5 6 7 8; do head -c 1400000 /dev/urandom > big$i; done; true",
     "change-larger-than-the-disk": "head -c 100000000 /dev/zero > big; true",
     "sparse-giants": "for i in $(seq 500); do truncate -s 15M s$i /logs/agent/s$i; done 2>/dev/null; true",
+    "sparse-giant": "truncate -s 5G big; truncate -s 5G /logs/agent/big; true",
+    "files-without-number": (
+        'python3 -c \'for i in range(60000): open(f"f{i}", "w").close()\' 2>/dev/null; '
+        "mkdir d; i=0; while ln -s $i d/$i 2>/dev/null && [ $i -lt 20000 ]; do i=$((i+1)); done; true"
+    ),
+    "writes-on-after-its-end": r"""
+for n in 1 2 3 4; do setsid sh -c 'trap "" TERM HUP INT; while :; do for f in *.py; do echo "x = $$" > $f; mv $f .$f; mv .$f $f; done; done' \
+  >/dev/null 2>&1 & done; true
+""",
     "tree-too-deep": "n=$(printf 'x%.0s' $(seq 200)); for i in $(seq 60); do mkdir -p $n && cd $n; done; echo 1 > f",
     "unreadable-tree": "mkdir -p a/b; echo 1 > a/b/c; chmod 0 a/b/c a/b a; chmod 0 *.py; chmod 0 .",
     "names-that-are-no-text": r"""

@@ -199,6 +199,34 @@ for number, arguments in ((250, (0, -3, 1)), (248, (b"user", b"x", b"y", 1, -3))
 E
 true
 """,
+    "asks-the-kernel-for-more": r"""
+python3 - <<'E' | take
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+buffer = ctypes.create_string_buffer(256)
+# io_uring_setup, bpf, userfaultfd, perf_event_open, kexec_load, init_module, open_by_handle_at, clock_settime, swapon, add_key
+for number, arguments in ((425, (8, buffer)), (321, (5, buffer, 72)), (323, (0,)), (298, (buffer, 0, -1, -1, 0)), (246, (0, 0, buffer, 0)),
+                          (175, (buffer, 8, b"")), (304, (3, buffer, 0)), (227, (0, buffer)), (167, (b"/tmp/d", 0)), (248, (b"user", b"x", b"y", 1, -3))):
+    if libc.syscall(number, *arguments) >= 0:
+        print(open("@SOLUTION@").readlines()[-1], flush=True)
+E
+true
+""",
+    "memory-of-process-one": r"""
+python3 - <<'E' | take
+import os
+for pid in ("1", str(os.getppid())):
+    for name in ("mem", "clear_refs", "oom_score_adj", "attr/current", "timerslack_ns", "comm", "setgroups", "uid_map", "ns/mnt", "map_files"):
+        try:
+            fd = os.open(f"/proc/{pid}/{name}", os.O_RDWR)
+            os.pwrite(fd, b"0" * 64, 0x400000 if name == "mem" else 0)
+            if name == "mem" and pid == "1":
+                print(open("@SOLUTION@").readlines()[-1], flush=True)
+        except OSError:
+            pass
+E
+true
+""",
     "clock-and-limits": r"""
 date -s '2001-01-01' 2>/dev/null; hostname owned 2>/dev/null
 prlimit --pid 1 --nofile=0 2>/dev/null; prlimit --pid $PPID --cpu=1 2>/dev/null; renice -20 $$ 2>/dev/null; renice 19 1 $PPID 2>/dev/null

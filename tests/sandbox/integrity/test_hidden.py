@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import random
+import re
+import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.integrity import hidden, policy
+from sandbox.integrity import hidden, policy, untrue
 from sandbox.redteam import targets
 from sandbox.runner.drive import Room
 from sandbox.runner.outcomes import decide
@@ -119,7 +125,7 @@ def task(directory: Path, tests: str = MANY_STYLES) -> Path:
     targets.write(directory)
     for other in directory.iterdir():
         if other.name != "calc":
-            other.rename(directory.parent / other.name)
+            shutil.rmtree(other)
     calc = directory / "calc"
     (calc / "tests" / "test_hidden.py").write_text(tests)
     (calc / "environment" / "workspace" / "conftest.py").write_text("import pytest\n\n\n@pytest.fixture\ndef shared():\n    return 5\n")
@@ -167,41 +173,74 @@ def test_a_task_whose_tests_cannot_be_read_is_our_failure(tmp_path: Path) -> Non
     assert outcome.cause is Cause.VERIFIER and "tests/test_hidden.py is not Python" in outcome.detail
 
 
-def checked(directory: Path, variant: hidden.Variant) -> dict[str, object]:
-    text = hidden.check(directory, variant)
+def plan_of(text: str | None) -> dict[str, Any]:
     assert text is not None
     plan = ast.literal_eval(text.partition("\n")[0].removeprefix("PLAN = "))
     assert isinstance(plan, dict)
     return plan
 
 
+def short(names: Iterable[str]) -> set[str]:
+    return {name.rpartition("::")[2] for name in names}
+
+
+QUIET = {
+    *("test_fixture", "test_method", "test_deep", "test_identity", "test_membership_and_order", "test_only_a_call", "test_text_and_bytes"),
+}
+COMPUTED = {"test_cases", "test_expected_is_computed", "test_approximately"}
+
+
 def test_twins_cover_what_they_can(tmp_path: Path) -> None:
-    calc = task(tmp_path)
-    everything = checked(calc, "tests")["tests"]
-    assert isinstance(everything, list) and len(everything) == 14
-    assert checked(calc, "twin A")["tests"] == everything
-    values = checked(calc, "twin B")["tests"]
-    assert isinstance(values, list)
-    names = {name.rpartition("::")[2] for name in values}
-    assert names == {
-        *("test_fixture", "test_cases", "test_method", "test_deep", "test_approximately", "test_identity", "test_text_and_bytes"),
-        *("test_expected_is_computed", "test_membership_and_order"),
-    }
+    found = hidden.checks(task(tmp_path))
+    everything = plan_of(found["tests"])["tests"]
+    assert len(everything) == 14 and set(everything.values()) == {"passed"}
+    twins = [plan_of(found[variant])["tests"] for variant in ("twin A", "twin B")]
+    failing, passing = ([short(k for k, v in twin.items() if v == outcome) for twin in twins] for outcome in ("failed", "passed"))
+    assert failing[0] | failing[1] == short(everything)
+    assert passing[0] ^ passing[1] | failing[0] & failing[1] >= QUIET and passing[0] | passing[1] <= QUIET
+    assert short(everything) - QUIET <= failing[0]
+    assert failing[1] - QUIET == COMPUTED
 
 
+def test_nothing_shows_by_its_form_which_variant_a_test_is_of(tmp_path: Path) -> None:
+    """All are written anew; where every test can be changed quietly, no name, function or statement is new in a twin."""
+    source = "# a comment\nfrom calc import add\n\ndef test_a():\n    assert  add(1, 2)==3\n\n"
+    calc = task(tmp_path, f"{source}def test_b():\n    assert add(2, 2) in (4, 7), 'no'\n")
+    for _ in range(20):
+        plans = [plan_of(text) for text in hidden.checks(calc).values() if text is not None]
+        texts = [plan["files"]["test_hidden.py"].decode() for plan in plans]
+        assert all(ast.unparse(ast.parse(text)) + "\n" == text for text in texts)
+        assert len({re.sub(r"\d+", "0", text) for text in texts}) == 1
+        assert len(set(texts)) == len(texts)
+
+
+def test_a_test_that_others_lean_on_is_not_changed_quietly(tmp_path: Path) -> None:
+    calc = task(tmp_path, "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    test_a()\n")
+    for plan in (plan_of(text) for text in hidden.checks(calc).values() if text is not None):
+        assert set(plan["tests"].values()) in ({"passed"}, {"failed"})
+    hooked = "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n"
+    (calc / "tests" / "test_hidden.py").write_text(hooked)
+    (calc / "environment" / "workspace" / "conftest.py").write_text("def pytest_runtest_setup(item):\n    pass\n")
+    assert hidden.checks(calc)["twin B"] is None
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    SCALARS,
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner) | st.sets(SCALARS, min_size=1),
     max_leaves=5,
 )
 
 
-@given(VALUES)
-def test_a_changed_value_is_another_value(value: object) -> None:
-    if any(word in repr(value) for word in ("inf", "nan")):
+@given(VALUES, st.randoms(use_true_random=False))
+def test_another_value_is_another_value(value: object, chance: random.Random) -> None:
+    text = repr(value)
+    if "inf" in text or "nan" in text:
         return
-    changed = ast.literal_eval(ast.unparse(ast.fix_missing_locations(hidden._changed(ast.parse(repr(value), mode="eval").body, "_x"))))
-    assert changed != value
+    other = untrue.other(ast.parse(text, mode="eval").body, chance)
+    assert other is not None and _value(other) != value
+    if isinstance(value, int | float):
+        assert _value(other) != pytest.approx(value)
 
 
 @given(VALUES)
@@ -217,24 +256,38 @@ NUMBERS = st.integers(-3, 3) | st.floats(-3, 3)
 OPERATORS = st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "is", "is not"])
 
 
-@given(st.lists(NUMBERS, min_size=2, max_size=3), st.lists(OPERATORS, min_size=2, max_size=2))
-def test_what_holds_honestly_is_false_in_the_twin(values: list[float], operators: list[str]) -> None:
+@given(st.lists(NUMBERS, min_size=2, max_size=3), st.lists(OPERATORS, min_size=2, max_size=2), st.randoms(use_true_random=False))
+def test_what_holds_honestly_is_false_in_the_twin(values: list[float], operators: list[str], chance: random.Random) -> None:
     """Chains too: one false link is enough."""
     source = repr(values[0]) + "".join(f" {operator} {value!r}" for operator, value in zip(operators, values[1:], strict=False))
     comparison = ast.parse(source, mode="eval").body
-    assert isinstance(comparison, ast.Compare)
-    false = hidden._false(comparison, "changed")
-    assert false is not None
     if _value(comparison):
-        assert not _value(false)
+        false = untrue.untrue(comparison, chance)
+        assert false is not None and not _value(false)
 
 
-def test_strangers_are_in_no_container_and_values_under_test_are_left_alone() -> None:
-    within, outside = (ast.parse(source, mode="eval").body for source in ("1 in [1, 2]", "'a' in text"))
-    assert isinstance(within, ast.Compare) and isinstance(outside, ast.Compare)
-    strangers = hidden._false(within, "changed")
-    assert strangers is not None and not _value(strangers)
-    assert hidden._false(outside, "changed") is None
+@pytest.mark.parametrize(
+    "source",
+    [
+        "1 in [1, 2]",
+        "'a' in 'abc'",
+        "'z' not in 'abc'",
+        "not []",
+        "[1]",
+        "1 or 0",
+        "1 and 2 == 2",
+        "3 == len('abc')",
+        "len('abc') == 3",
+        "None is None",
+    ],
+)
+def test_whatever_is_asserted_can_be_made_false(source: str) -> None:
+    false = untrue.untrue(ast.parse(source, mode="eval").body, random.Random(0))
+    assert false is not None and not _value(false)
+
+
+def test_what_shows_nowhere_as_a_value_is_left_alone() -> None:
+    assert untrue.untrue(ast.parse("add(1, 2) == expected", mode="eval").body, random.Random(0)) is None
 
 
 def _value(expression: ast.expr) -> object:
