@@ -47,7 +47,7 @@ class Kubernetes(_Section):
     memory_request_mb: int | None = Field(default=None, ge=1)
     """By default the limit itself: a node is never overcommitted."""
     runtime_class: _Name | None = None
-    """Of the agents' and verifiers' pods, such as one for Nydus, gVisor or Kata."""
+    """Of all pods, such as one for Nydus, gVisor or Kata; containerd's runtime (the class's `handler`) has the same name."""
     memory_volumes: bool = False
     """Work directory, home and /tmp in memory. Kernels have been seen to leak memory when many such pods come and go."""
     mirrors: dict[str, str] = Field(default_factory=dict)

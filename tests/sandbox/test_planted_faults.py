@@ -16,10 +16,14 @@ from sandbox.harnesses.warm import WarmStartError
 from sandbox.integrity.environment import TrialEnvironment
 from sandbox.runner.drive import Attempt, Room
 from sandbox.runner.outcomes import Facts, decide
-from server.schemas.outcome import ADMISSION, Cause, Failed, Fault, Stage
+from server.schemas.hints import HINTS
+from server.schemas.outcome import ADMISSION, Cause, Failed, Fault, Scored, Stage
 from server.schemas.tasks import TRAIN
+from tests.sandbox.environments import docker_engine as docker
+from tests.sandbox.environments import kubernetes_room as kubernetes
+from tests.sandbox.environments.fake_kubernetes import NAMESPACE
 
-from .support import Stages, in_room, needs_sandbox, request, spec
+from .support import Stages, in_room, needs_sandbox, request, script_room, spec
 
 pytestmark = needs_sandbox
 
@@ -78,6 +82,12 @@ async def check_hangs(room: Room) -> Facts:
     return await Attempt(room, request(room, "t", "noop", verifier_s=8), "t", Stages()).run()
 
 
+async def image_missing(room: Room) -> Facts:
+    config = task_of(room) / "task.toml"
+    config.write_text(config.read_text().replace("[environment]", '[environment]\ndocker_image = "nowhere.invalid/none:1"'))
+    return await Attempt(room, request(room, "t", "noop"), "t", Stages()).run()
+
+
 FAULTS: dict[Callable[[Room], Awaitable[Facts]], tuple[Cause, str]] = {
     tree_vanished: (Cause.SANDBOX_SETUP, "workspace"),
     harness_cannot_start: (Cause.AGENT_SETUP, "the warm parent died"),
@@ -88,18 +98,50 @@ FAULTS: dict[Callable[[Room], Awaitable[Facts]], tuple[Cause, str]] = {
 }
 
 
+ANYWHERE = {fault: cause for fault, (cause, _) in FAULTS.items() if fault is not spawner_killed} | {image_missing: Cause.IMAGE}
+"""Those that do not depend on what runs the sandboxes. The end of an engine, a pod or an API server: `docker/` and `kubernetes/` beside this."""
+
+
+def check(outcome: Scored | Failed, cause: Cause, words: str = "") -> None:
+    assert isinstance(outcome, Failed), outcome
+    assert (outcome.cause, words in outcome.detail, bool(outcome.detail)) == (cause, True, True), outcome
+    row = ADMISSION[outcome.cause]
+    assert not row.trained and row.fault is not Fault.POLICY
+    assert HINTS[cause]
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_of_ours_gives_exactly_its_cause(fault: Callable[[Room], Awaitable[Facts]]) -> None:
     cause, words = FAULTS[fault]
 
     async def body(room: Room) -> None:
-        outcome = decide(await fault(room))
-        assert isinstance(outcome, Failed), outcome
-        assert (outcome.cause, words in outcome.detail) == (cause, True), outcome
-        row = ADMISSION[outcome.cause]
-        assert not row.trained and row.fault is not Fault.POLICY
+        check(decide(await fault(room)), cause, words)
 
     in_room(body)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", ANYWHERE, ids=lambda fault: fault.__name__)
+def test_and_so_it_does_in_docker(fault: Callable[[Room], Awaitable[Facts]], docker_engine: docker.TestEngine) -> None:
+    async def body(room: Room) -> None:
+        check(decide(await fault(room)), ANYWHERE[fault])
+
+    in_room(body, spec(sandbox=docker.settings_for(docker_engine).model_dump(mode="json")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("fault", ANYWHERE, ids=lambda fault: fault.__name__)
+def test_and_in_kubernetes(fault: Callable[[Room], Awaitable[Facts]]) -> None:
+    async def main() -> None:
+        async with kubernetes.fake_cluster() as (fake, _):
+            settings = kubernetes.settings_for(fake.kubeconfig, kubernetes.IMAGE, namespace=NAMESPACE)
+            async with script_room(spec(sandbox=settings.model_dump(mode="json"))) as room:
+                check(decide(await fault(room)), ANYWHERE[fault])
+
+    asyncio.run(main())
 
 
 def test_a_check_that_kills_itself_in_an_untouched_tree_scores_nobody() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -10,11 +12,17 @@ import pytest
 from sandbox.harnesses.pins import MINI_SWE_AGENT
 from sandbox.harnesses.stage import Played, stage
 from sandbox.harnesses.verify import repair_voice, task
+from sandbox.runner.drive import Attempt
+from sandbox.runner.outcomes import decide
 from sandbox.runner.selftest import selftest
-from server.schemas.outcome import Scored
+from server.schemas.outcome import ADMISSION, Cause, Failed, Fault, Scored, Stage
 from server.schemas.runspec import RunSpec
+from tests.sandbox.environments import docker_engine as docker
 from tests.sandbox.environments.docker_engine import IMAGE, TestEngine, settings_for
+from tests.sandbox.environments.test_contract import processes, until
 from tests.sandbox.harnesses.support import pinned, store
+from tests.sandbox.support import Stages, request, script_room, solution
+from tests.sandbox.support import spec as room_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -50,3 +58,25 @@ def test_the_grader_tells_solutions_from_cheats_in_containers(docker_engine: Tes
     assert [row.reward for row in facts.oracle] == [1, 1]
     assert [row.reward for row in facts.noop] == [0, 0]
     assert facts.limits_mode == "cgroup"
+
+
+@pytest.mark.parametrize("stage_of_death", [Stage.AGENT, Stage.VERIFIER])
+def test_an_engine_that_dies_under_a_trial_is_a_lost_trial_and_scores_nobody(stage_of_death: Stage) -> None:
+    if reason := docker.missing():
+        pytest.skip(reason)
+
+    async def main(engine: TestEngine) -> Scored | Failed:
+        async with script_room(room_spec(sandbox=section(engine))) as room:
+            room.launchers["script"].script = solution(room) + ("; sleep 4733.25" if stage_of_death is Stage.AGENT else "")
+            stages = Stages()
+            trial = asyncio.create_task(Attempt(room, request(room, "t", "script"), "t", stages).run())
+            await until(lambda: stage_of_death in stages.seen and (stage_of_death is Stage.VERIFIER or processes("sleep 4733.25")))
+            os.kill(engine.pid, signal.SIGKILL)
+            return decide(await trial)
+
+    with docker.engine() as engine:
+        outcome = asyncio.run(main(engine))
+    assert isinstance(outcome, Failed), outcome
+    assert outcome.cause in ((Cause.RUNNER_LOST,) if stage_of_death is Stage.AGENT else (Cause.RUNNER_LOST, Cause.VERIFIER)), outcome
+    assert not ADMISSION[outcome.cause].trained and ADMISSION[outcome.cause].fault is not Fault.POLICY
+    assert not processes("sleep 4733.25")

@@ -59,6 +59,7 @@ class Node:
         self.pulled: list[str] = []
         self.pulling = 0
         self.most_pulling = 0
+        self.most_starting = 0
 
     # ---------------------------------------------------------------- life of a pod
 
@@ -66,6 +67,8 @@ class Node:
         """What a kubelet does with a pod that was assigned to it."""
         name = pod["metadata"]["name"]
         self._say(pod, "Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+        pending = [item for (kind, _), item in self._store.objects.items() if kind == "pods" and item["status"]["phase"] == "Pending"]
+        self.most_starting = max(self.most_starting, len(pending))
         for container in (*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]):
             if why := await self._pull(container["image"]):
                 self._state(pod, container, {"waiting": {"reason": "ErrImagePull", "message": why}}, "Pending")

@@ -193,4 +193,5 @@ def test_64_pods_at_once_are_64_sandboxes_and_leave_nothing(site: Site) -> None:
         return answers
 
     assert site.runner.run(all_of_them()) == [f"{number}\n".encode() for number in range(64)]
+    assert 1 < site.fake.node.most_starting <= site.room.spec.sandbox.kubernetes.starts
     assert [name for name in site.fake.policies if not name.endswith("-deny")] == []

@@ -112,8 +112,13 @@ def test_scratch_in_memory_and_lazy_pulls_are_asked_for() -> None:
     assert "runtimeClassName" not in plain
     assert not any("emptyDir" in volume for volume in plain["volumes"])
     asked = Kubernetes(runtime_class="nydus", memory_volumes=True, priority_class="low", pull_secrets=["hub"], node_selector={"pool": "rl"})
-    spec = made(asked)["spec"]
-    assert (spec["runtimeClassName"], spec["priorityClassName"]) == ("nydus", "low")
+    pod, ahead = made(asked), manifest.pull(OWNER.new_name(), OWNER, "task:1", asked, "node-1")
+    for one in (pod, ahead):  # a lazy pull is one only in the snapshotter of the runtime that mounts it
+        assert one["spec"]["runtimeClassName"] == "nydus"
+        assert one["metadata"]["annotations"]["io.containerd.cri.runtime-handler"] == "nydus"
+    assert "io.containerd.cri.runtime-handler" not in made()["metadata"]["annotations"]
+    spec = pod["spec"]
+    assert spec["priorityClassName"] == "low"
     assert (spec["imagePullSecrets"], spec["nodeSelector"]) == ([{"name": "hub"}], {"pool": "rl"})
     memory = {"medium": "Memory", "sizeLimit": "128Mi"}
     assert [volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume] == [memory] * 3
