@@ -136,7 +136,11 @@ class StandIn:
 
     def _left_behind(self) -> str | None:
         """A job that was created, and its answer never noted."""
-        for item in self._cluster.items(PLURAL, self._job.selector):
+        try:
+            known = self._cluster.items(PLURAL, self._job.selector)
+        except Absent as error:
+            raise FinalError(NO_KUBERAY.format(namespace=self._cluster.namespace)) from error
+        for item in known:
             if item["metadata"]["name"] == self._job.name:
                 uid: str = item["metadata"]["uid"]
                 return uid
@@ -146,7 +150,7 @@ class StandIn:
         try:
             created = self._cluster.create(PLURAL, rayjob(self._file.spec, self._job))
         except Absent as error:
-            raise FinalError(f"{NO_KUBERAY.format(namespace=self._cluster.namespace)} ({error})") from error
+            raise FinalError(f"there is no namespace {self._cluster.namespace} (trainer.cluster.kubernetes.namespace): {error}") from error
         print(f"asked {self._cluster.host} for RayJob {self._job.name} in namespace {self._cluster.namespace}", flush=True)
         uid: str = created["metadata"]["uid"]
         return uid

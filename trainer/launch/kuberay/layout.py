@@ -12,7 +12,7 @@ from pathlib import Path
 
 from server.schemas.rundir import RunDir
 
-from .manifest import SECRET
+from . import SECRET
 from .sources import digest
 
 

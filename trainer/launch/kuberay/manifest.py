@@ -20,14 +20,14 @@ from server.schemas.kuberay import KubeRay, Size
 from server.schemas.rundir import RunFile
 from server.schemas.runspec import RunSpec
 
+from . import RUNS, SECRET
+
 Object = dict[str, Any]
 GROUP, VERSION, PLURAL = "ray.io", "v1", "rayjobs"
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "lego-rl-launcher"
 """Another one than that of sandboxes: a runner removes what it takes for pods that were left behind."""
 RUN, ATTEMPT, OWNER, ROLE = "lego-rl/run", "lego-rl/attempt", "lego-rl/owner", "lego-rl/role"
 HEAD, WORKER, SUBMITTER, LAYOUT, RUNNER = "head", "worker", "submitter", "layout", "runner"
-RUNS, SECRET = "/lego-rl/runs", "/lego-rl/secret"
-"""Where every pod has the claim `runs`, and the Secret with its one file, run.json."""
 CPUS_AND_GPUS = {"num-cpus": "16", "num-gpus": "2"}
 """Logical, as in a cluster of the run's own on a CPU: verl's actors reserve one each, and it counts workers in GPUs."""
 
