@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from tests.sandbox.environments.kubernetes_room import missing, real_settings
 from tests.sandbox.environments.test_contract import processes, until
 from tests.sandbox.support import script_room, spec
 
-from .trials import MARK, Meanwhile, lost, play, solved
+from .trials import MARK, Meanwhile, lost, own_fault, play, solved
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,10 +79,17 @@ def part(name: str) -> Part:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
+    with opened() as found:
+        yield found
+
+
+@contextlib.contextmanager
+def opened(**more: Any) -> Iterator[Site]:
     with asyncio.Runner() as runner:
         settings = real_settings()
         document = settings.model_dump(mode="json")
         section = {name: document[name] for name in ("environment", "image", "kubernetes")}
+        section["kubernetes"] |= more
         opening = script_room(spec(sandbox=section | {"limits": LIMITS}))
         room = runner.run(opening.__aenter__())
         api = runner.run(Api.connect(settings.kubernetes, 8))
@@ -159,6 +167,12 @@ def test_cluster_agent_that_fills_its_memory_with_files_is_scored(site: Site) ->
     outcome = site.play(f"{fill}; {fill}", _nothing)
     assert isinstance(outcome, Scored), outcome
     assert (outcome.termination, "memory" in outcome.detail) == (Termination.AGENT_FAULT, True), outcome
+
+
+def test_cluster_agent_that_fills_its_disk_is_evicted_and_scored_zero() -> None:
+    """On the container's own disk, where a kubelet looks every ten seconds, and ends the pod that has more than it may."""
+    with opened(memory_volumes=False) as site:
+        own_fault(site.play(f"head -c 100000000 /dev/zero > /tmp/full; sleep {MARK}", _nothing), "ephemeral local storage")
 
 
 def test_cluster_node_in_need_evicts_and_the_trial_is_lost(site: Site) -> None:
