@@ -21,6 +21,8 @@ LINE_BYTES = 8 << 20
 RECORDS = 50_000
 """Of all files of one log together; a run of two hundred turns leaves some thousand."""
 FILES = 64
+DROPPED = 50_000
+"""Events beyond EVENTS after which no further record is read: a log of nothing else would take the runner half a minute."""
 
 
 class Entry:
@@ -81,20 +83,21 @@ class LogBook:
         started: float | None = None,
         seconds: float | None = None,
         ok: bool | None = None,
-    ) -> LogEvent:
+    ) -> LogEvent | None:
+        """The event, or None when there are EVENTS already."""
+        if len(self.log.events) >= EVENTS:
+            self.log.dropped += 1
+            return None
         event = LogEvent(
             kind=kind, text=short(text), name=short(name), call_id=short(call_id), turn=turn, started=started, seconds=seconds, ok=ok
         )
-        if len(self.log.events) < EVENTS:
-            self.log.events.append(event)
-        else:
-            self.log.dropped += 1
+        self.log.events.append(event)
         return event
 
     def began(self, call_id: str, name: str, started: float | None) -> None:
         """A tool starts; its event stands here in the order of the log."""
         event = self.note(LogEventKind.TOOL, name=name, call_id=call_id, started=started)
-        if len(self._running) < EVENTS:
+        if event is not None:
             self._running[call_id] = event
 
     def ended(self, call_id: str, ended: float | None, ok: bool | None, since: float | None = None) -> None:
@@ -140,9 +143,12 @@ def read_log(
             continue
         found = True
         with open(descriptor, "rb") as file:  # noqa: PTH123 -- a descriptor
-            for record in [file.read(min(LINE_BYTES, left))] if path.suffix == ".json" else islice(_lines(file, left), records):
+            for record in [file.read(min(LINE_BYTES, left))] if path.suffix == ".json" else islice(_lines(file, left), max(0, records)):
                 left, records = left - len(record), records - 1
                 _take(record, book, note)
+                if book.log.dropped > DROPPED:
+                    left = records = 0
+                    break
             book.log.truncated |= bool(file.read(1))
     if exit_code and not any(event.kind is LogEventKind.ERROR for event in book.log.events) and (words := _last_words(directory)):
         book.note(LogEventKind.ERROR, words)

@@ -82,6 +82,23 @@ async def verify(harness: Harness, store: Store, runs: int = 1) -> Verification:
     )
 
 
+def unplayed(harness: Harness, problem: str) -> Verification:
+    """Of one whose runtime is not as it was installed: none of it is run."""
+    return Verification(
+        harness=harness.name,
+        version=harness.version,
+        runs=0,
+        reward=None,
+        turns=0,
+        violations=[],
+        foreign_hosts=[],
+        setup_s=0,
+        cpu_s=0,
+        rss_mb=0,
+        problem=problem,
+    )
+
+
 def _setup_s(played: Played) -> float:
     return sum(played.stages.get(step, 0.0) for step in (Stage.SANDBOX_SETUP, Stage.AGENT_SETUP))
 

@@ -217,6 +217,14 @@ def test_a_log_without_end_is_bounded(tmp_path: Path) -> None:
     assert all(len(event.name) == TEXT for event in found.events)
 
 
+def test_a_log_of_nothing_but_events_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "DROPPED", 100)
+    call = b'{"type":"assistant","message":{"content":[' + b",".join([b'{"type":"tool_use","id":"a"}'] * 300) + b"]}}\n"
+    found = claude(_write(tmp_path / "agent", call * 9 + END))
+    assert found is not None and found.truncated
+    assert (len(found.events), found.dropped, found.turns) == (EVENTS, 200, None)
+
+
 def test_a_log_of_too_many_records_or_one_too_large_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read becomes objects of twenty times its size, in the process that all trials share."""
     monkeypatch.setattr(logs_module, "RECORDS", 10)
