@@ -31,9 +31,9 @@ def spec(**changes: object) -> RunSpec:
 
 
 @contextlib.asynccontextmanager
-async def script_room(run_spec: RunSpec | None = None) -> AsyncIterator[Room]:
+async def script_room(run_spec: RunSpec | None = None, tasks: int = 4) -> AsyncIterator[Room]:
     """A room with harnesses `script` (its launcher's script is for the test to set), `oracle` and `noop`."""
-    async with reference_room(run_spec or spec(), 4, {"script": ""}) as (room, _):
+    async with reference_room(run_spec or spec(), tasks, {"script": ""}) as (room, _):
         yield room
 
 
@@ -73,9 +73,9 @@ def solution(room: Room, number: int = 0) -> str:
     return (room.tasks / TRAIN / room.index[TRAIN][number] / "solution" / "solve.sh").read_text().splitlines()[-1]
 
 
-def in_room(body: Callable[[Room], Awaitable[None]], run_spec: RunSpec | None = None) -> None:
+def in_room(body: Callable[[Room], Awaitable[None]], run_spec: RunSpec | None = None, tasks: int = 4) -> None:
     async def main() -> None:
-        async with script_room(run_spec) as room:
+        async with script_room(run_spec, tasks) as room:
             await body(room)
 
     asyncio.run(main())

@@ -98,8 +98,12 @@ FAULTS: dict[Callable[[Room], Awaitable[Facts]], tuple[Cause, str]] = {
 }
 
 
-ANYWHERE = {fault: cause for fault, (cause, _) in FAULTS.items() if fault is not spawner_killed} | {image_missing: Cause.IMAGE}
-"""Those that do not depend on what runs the sandboxes. The end of an engine, a pod or an API server: `docker/` and `kubernetes/` beside this."""
+WITH_IMAGES: dict[Callable[[Room], Awaitable[Facts]], Cause] = {
+    **{fault: cause for fault, (cause, _) in FAULTS.items() if fault is not spawner_killed},
+    tree_vanished: Cause.IMAGE,  # where there are images, a task without a tree has it in its image
+    image_missing: Cause.IMAGE,
+}
+"""The end of an engine, a pod or an API server under a trial: `docker/test_trials.py` and `kubernetes/test_faults.py`."""
 
 
 def check(outcome: Scored | Failed, cause: Cause, words: str = "") -> None:
@@ -120,26 +124,31 @@ def test_a_fault_of_ours_gives_exactly_its_cause(fault: Callable[[Room], Awaitab
     in_room(body)
 
 
+async def every_fault(room: Room) -> None:
+    """Each with a task of its own."""
+    agents = dict(room.agents)
+    for fault, cause in WITH_IMAGES.items():
+        check(decide(await fault(room)), cause)
+        room.index[TRAIN].append(room.index[TRAIN].pop(0))
+        room.agents.update(agents)
+
+
+DATA = {"family": "onebug", "train_tasks": len(WITH_IMAGES), "held_out_tasks": 1}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", ANYWHERE, ids=lambda fault: fault.__name__)
-def test_and_so_it_does_in_docker(fault: Callable[[Room], Awaitable[Facts]], docker_engine: docker.TestEngine) -> None:
-    async def body(room: Room) -> None:
-        check(decide(await fault(room)), ANYWHERE[fault])
-
-    in_room(body, spec(sandbox=docker.settings_for(docker_engine).model_dump(mode="json")))
+def test_and_so_it_does_in_docker(docker_engine: docker.TestEngine) -> None:
+    in_room(every_fault, spec(sandbox=docker.settings_for(docker_engine).model_dump(mode="json"), data=DATA), len(WITH_IMAGES))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-@pytest.mark.parametrize("fault", ANYWHERE, ids=lambda fault: fault.__name__)
-def test_and_in_kubernetes(fault: Callable[[Room], Awaitable[Facts]]) -> None:
+def test_and_in_kubernetes() -> None:
     async def main() -> None:
         async with kubernetes.fake_cluster() as (fake, _):
             settings = kubernetes.settings_for(fake.kubeconfig, kubernetes.IMAGE, namespace=NAMESPACE)
-            async with script_room(spec(sandbox=settings.model_dump(mode="json"))) as room:
-                check(decide(await fault(room)), ANYWHERE[fault])
+            async with script_room(spec(sandbox=settings.model_dump(mode="json"), data=DATA), len(WITH_IMAGES)) as room:
+                await every_fault(room)
 
     asyncio.run(main())
 
