@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import os
 import stat
 import subprocess
@@ -273,6 +274,13 @@ def test_another_kind_of_machine_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(RuntimeStoreError, match="tool is pinned for x86_64 Linux, and this is aarch64"):
         Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", "sha512-x"))
+
+
+def test_a_verification_has_a_line_for_each_harness_that_was_named_also_where_it_cannot_run(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(main, ["harness", "verify", "codex", "opencode", "--json", "--runtimes", str(tmp_path)])
+    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [(row["harness"], row["reward"]) for row in rows] == [("codex", None), ("opencode", None)]
+    assert all("is not installed" in row["problem"] for row in rows) and ran.exit_code == 1
 
 
 OWN = """
