@@ -56,6 +56,8 @@ class Cluster:
         self.version = ""
         self.pids_limit: int | None = None
         """Of a pod, by its kubelet; None when there is none."""
+        self.processes = settings.limits.processes
+        """That an agent may have."""
         self._image = settings.image
         self._starting = asyncio.Semaphore(self.settings.starts)
         self._sandboxes: set[PodSandbox] = set()

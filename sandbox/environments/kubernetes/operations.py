@@ -157,6 +157,26 @@ def connect(request: Request, become: Become) -> dict[str, Any]:
     return {"reached": found}
 
 
+def crowd(request: Request, become: Become) -> dict[str, Any]:
+    """How many of `count` threads the pod has room for beside what runs in it: they count as processes do."""
+    import threading
+
+    threading.stack_size(1 << 16)
+    end = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(request["count"]):
+            thread = threading.Thread(target=end.wait)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError:  # that is how Python says that there is no room for one more
+        pass
+    end.set()
+    for thread in threads:
+        thread.join()
+    return {"room": len(threads)}
+
+
 def resolve(request: Request, become: Become) -> dict[str, Any]:
     """The names that some server of names answers for."""
     found = []
@@ -277,6 +297,7 @@ CHILDREN = {"pack": pack, "unpack": unpack, "collect": collect, "manifest": mani
 ANSWERS = {
     "prepare": prepare,
     "connect": connect,
+    "crowd": crowd,
     "resolve": resolve,
     "kind": kind,
     "stop": stop,

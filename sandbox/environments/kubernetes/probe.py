@@ -22,6 +22,8 @@ _LIMITS = Limits(memory_mb=64, processes=16, cpu_s=60, disk_mb=16)
 _LOOK_S = 1.0
 _STARTS_S = 20.0
 _PEER_PORT = 8099
+_OUR_PROCESSES = 32
+"""Room that our own commands need beside an agent's, so that a pod full of its processes can be emptied and read."""
 _METADATA = (("169.254.169.254", 80), ("100.100.100.200", 80), ("fd00:ec2::254", 80))
 _PUBLIC = (("192.0.2.1", 443), ("2001:db8::1", 443))
 _LISTEN = f"""
@@ -33,10 +35,11 @@ time.sleep(600)
 
 
 async def prove(cluster: Cluster) -> None:
-    """Raise SandboxError unless a pod reaches its own gate and nothing else, and a verifier's pod nothing at all."""
+    """Raise SandboxError unless a pod reaches its own gate and nothing else, a verifier's pod nothing at all, and processes have room."""
+    limits = _LIMITS.model_copy(update={"memory_mb": _LIMITS.memory_mb + cluster.processes // 16})  # `_roomy` starts as many threads
     agent, verifier = await asyncio.gather(
-        cluster.create(SandboxSpec(limits=_LIMITS, name="probe"), "probe"),
-        cluster.create(SandboxSpec(limits=_LIMITS, name="probe", grading=True), "probe"),
+        cluster.create(SandboxSpec(limits=limits, name="probe"), "probe"),
+        cluster.create(SandboxSpec(limits=limits, name="probe", grading=True), "probe"),
     )
     answering = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     listening = asyncio.create_task(verifier.exec([cluster.python, "-I", "-S", "-c", _LISTEN], timeout_s=300))
@@ -46,6 +49,7 @@ async def prove(cluster: Cluster) -> None:
             address, port = gate.hostname or "", gate.port or 0
             if not (await verifier.reaches([("127.0.0.1", _PEER_PORT)], _STARTS_S, patient=True))[0]:
                 raise SandboxError("the probe of egress could not begin: a pod does not listen to itself")
+            await _roomy(cluster, agent)
             found = await _open(cluster, agent, verifier)
             if (await verifier.reaches([(address, port)], _LOOK_S))[0]:
                 found.append("the gate of another pod")
@@ -56,6 +60,16 @@ async def prove(cluster: Cluster) -> None:
         await asyncio.gather(agent.destroy(), verifier.destroy())
     if found:
         raise SandboxError(NOT_ENFORCED.format(namespace=cluster.api.namespace, reached=", ".join(found)))
+
+
+async def _roomy(cluster: Cluster, agent: PodSandbox) -> None:
+    """What a kubelet allows a pod stands above the pod's own cgroup, where nothing in the pod can read it."""
+    wanted = cluster.processes + _OUR_PROCESSES
+    if (room := await agent.room(wanted)) < wanted:
+        raise SandboxError(
+            f"a pod has room for {room} processes, sandbox.limits.processes and our own need {wanted}: an agent could keep us from ending "
+            "it; raise podPidsLimit of the nodes' kubelets, or lower sandbox.limits.processes"
+        )
 
 
 async def _open(cluster: Cluster, agent: PodSandbox, verifier: PodSandbox) -> list[str]:

@@ -191,6 +191,12 @@ class PodSandbox:
         assert answer.end is not None  # noqa: S101 -- `stream.ask` answers with nothing less
         return cast(list[bool], answer.end["reached"])
 
+    async def room(self, processes: int) -> int:
+        """How many more processes may run, up to as many as asked for."""
+        answer = await self._ask({"op": "crowd", "count": processes})
+        assert answer.end is not None  # noqa: S101 -- see above
+        return cast(int, answer.end["room"])
+
     async def resolves(self, names: Sequence[str]) -> list[str]:
         """Which of these names somebody answers for."""
         answer = await self._ask({"op": "resolve", "names": list(names)})

@@ -60,6 +60,8 @@ class Node:
         self.pulling = 0
         self.most_pulling = 0
         self.most_starting = 0
+        self.pids = 1024
+        """That a pod may have."""
 
     # ---------------------------------------------------------------- life of a pod
 
@@ -116,7 +118,9 @@ class Node:
             files = self._images[container["image"]].files
             assert files is not None
             mounts = tuple(RoMount(files / path.lstrip("/"), path) for path in container["command"][6:] if path != sys.base_prefix)
-            spec = SandboxSpec(workdir="/pod", mounts=mounts, directories=(Directory("/runtime", "root"),), limits=_limits(container))
+            spec = SandboxSpec(
+                workdir="/pod", mounts=mounts, directories=(Directory("/runtime", "root"),), limits=_limits(container, self.pids)
+            )
             sandbox = await self._host.create(spec)
             # The interpreter's own prefix is there anyway, and too large for the memory that such a sandbox lies in.
             command = ["/etc/hosts" if word == sys.base_prefix else word for word in container["command"]]
@@ -147,7 +151,7 @@ class Node:
                 mounts.append(RoMount(copied / mount["subPath"], mount["mountPath"]))
             else:
                 directories.append(Directory(mount["mountPath"], "root"))
-        return SandboxSpec(workdir="/pod", mounts=tuple(mounts), directories=tuple(directories), limits=_limits(container))
+        return SandboxSpec(workdir="/pod", mounts=tuple(mounts), directories=tuple(directories), limits=_limits(container, self.pids))
 
     def _users(self, name: str) -> Path:
         """These sandboxes keep their own /etc/passwd read-only, so what a runner would write there is there from the beginning."""
@@ -287,12 +291,12 @@ class Node:
                 (container.cgroup / file).write_text(text)
 
 
-def _limits(container: Object) -> Limits:
+def _limits(container: Object, pids: int) -> Limits:
     limits = container["resources"]["limits"]
     return Limits(
         memory_mb=max(32, int(limits["memory"].removesuffix("Mi"))),
         disk_mb=int(limits.get("ephemeral-storage", "64Mi").removesuffix("Mi")),
-        processes=1024,
+        processes=pids,
         cpu_s=600,
     )
 

@@ -243,6 +243,17 @@ def test_a_cluster_without_a_policy_engine_is_refused() -> None:
     asyncio.run(main())
 
 
+def test_a_node_that_leaves_no_room_for_our_own_processes_is_refused() -> None:
+    async def main() -> None:
+        async with fake_cluster() as (fake, root):
+            fake.node.pids = 100
+            with pytest.raises(SandboxError, match=r"room for \d\d processes, .* need 160: .*podPidsLimit"):
+                async with Kubernetes.open(root / "base", settings_for(fake.kubeconfig, IMAGE, namespace=NAMESPACE)):
+                    pass
+
+    asyncio.run(main())
+
+
 def test_a_cluster_that_enforces_is_proven_and_left_clean(tmp_path: Path) -> None:
     async def main() -> None:
         async with fake_cluster() as (fake, root):
