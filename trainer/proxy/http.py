@@ -80,6 +80,7 @@ class _Protocol(HttpToolsProtocol):
 
     patience: float
     refused = False
+    silence: asyncio.TimerHandle | None = None
     in_head = True
     head = 0
     """Bytes since the end of the request before, as long as `in_head`."""
@@ -90,7 +91,7 @@ class _Protocol(HttpToolsProtocol):
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
         else:
-            self.loop.call_later(self.patience, self._close_if_silent)
+            self.silence = self.loop.call_later(self.patience, self._close_if_silent)
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:
@@ -106,6 +107,8 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.silence is not None:
+            self.silence.cancel()  # it would hold the connection's memory for as long as it had patience
         self._lose()
 
     def _lose(self) -> None:

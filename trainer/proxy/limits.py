@@ -15,6 +15,8 @@ MAX_CONNECTIONS = 4096
 """Of all clients together; one more is closed at once."""
 MAX_PIPELINED = 16
 """Requests on one connection that wait for the answer to an earlier one; a client that sends more is closed at once."""
+MAX_CLOSED = 20_000
+"""Rollouts whose end is remembered, so that a client that comes late is told so."""
 MAX_CALLS = 256
 """Requests of one rollout that are served at the same time."""
 

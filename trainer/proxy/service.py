@@ -25,7 +25,7 @@ from trainer.proxy.dialects.openai_chat import OpenAIChat
 from trainer.proxy.dialects.openai_responses import OpenAIResponses
 from trainer.proxy.gate import Rule
 from trainer.proxy.http import Server
-from trainer.proxy.limits import MAX_NAME, MAX_UNKNOWN, Limits, Patience
+from trainer.proxy.limits import MAX_CLOSED, MAX_NAME, MAX_UNKNOWN, Limits, Patience
 from trainer.proxy.line import ClientGone, Line
 from trainer.proxy.metrics import Metrics
 from trainer.proxy.paths import Call, Endpoint, Paths
@@ -102,6 +102,8 @@ class Proxy:
         if session is None:
             return self._captures[rollout_id]
         self._closed_keys[rollout_id] = session.key
+        if len(self._closed_keys) > MAX_CLOSED:
+            del self._closed_keys[next(iter(self._closed_keys))]
         self._captures[rollout_id] = session.capture
         capture = await session.close()
         self._counts.undelivered += len(undelivered(capture.graph.turns))

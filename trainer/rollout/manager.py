@@ -8,6 +8,7 @@ steps and evaluations outside of that loop, so rollouts go on while it trains or
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import threading
 import uuid
@@ -82,7 +83,10 @@ class RolloutManager:
         self._held_out = [entry.task for entry in read_index(run.tasks / HELD_OUT / "index.jsonl")]
         self._first, self._fed = 1, 0
         """The step of the first prompt that this start of the trainer feeds, and how many it has fed."""
-        self._names: Counter[tuple[int, str]] = Counter()
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        """glibc's own."""
+        self._names: tuple[int, Counter[str]] = (0, Counter())
+        """How often each task was fed for the step."""
         self._rows: dict[str, Rows] = {}
         run.captures.mkdir(exist_ok=True)
         self._engine = VerlEngine(llm_client, self.spec.rollout.routing)
@@ -165,6 +169,8 @@ class RolloutManager:
             self._schedule.version = version
 
         self._call(note())
+        if self._trim is not None:  # what a step needed is not kept for the next: with a heap per thread it would add up
+            self._trim(0)
 
     def checkpoint(self, step: int, metrics: dict[str, float]) -> CheckpointFile:
         """What a later start goes on with, beside weights and optimizer."""
@@ -258,9 +264,11 @@ class RolloutManager:
         """The trials of one more prompt. A task that comes again within a step gets another name for its groups."""
         step = self._next_step
         self._fed += 1
-        self._names[step, task] += 1
+        if self._names[0] != step:
+            self._names = step, Counter()
+        self._names[1][task] += 1
         uid = uuid.uuid4().hex
-        groups = make_groups(self._plan, Phase.TRAIN, step, task, self.spec.rollout.group_size, uid, self._names[step, task])
+        groups = make_groups(self._plan, Phase.TRAIN, step, task, self.spec.rollout.group_size, uid, self._names[1][task])
         for group in groups:
             self._say(group)
         return uid, [(group, sample) for group in groups for sample in group.samples]

@@ -1,14 +1,17 @@
-"""What Prometheus learns of a proxy: a real scrape of its own listener, which agents' keys do not open."""
+"""What Prometheus learns of a proxy: a real scrape of its own listener, which agents' keys do not open. And what is left in it of clients
+and rollouts that are gone."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.trainer.proxy.conftest import until
 from tests.trainer.scripted import ScriptedEngine, say
@@ -41,7 +44,7 @@ class Scraped:
 @pytest.fixture
 async def scraped(tokenizer: Tokenizer, rendering: Rendering) -> AsyncIterator[Scraped]:
     engine = ScriptedEngine(tokenizer)
-    proxy = Proxy(engine, rendering, Patience(backoff=0))
+    proxy = Proxy(engine, rendering, Patience(backoff=0, head=3600))
     await proxy.start()
     exporter = Exporter(proxy.families, TOKEN)
     url = await proxy.open("r1", KEY, SAMPLING, LIMITS, "mini")
@@ -101,3 +104,26 @@ async def test_agents_learn_nothing(scraped: Scraped) -> None:
     root = str(scraped.rollout.base_url).partition("/r/")[0]
     for path in ("/metrics", "/r/r1/metrics", "/r/r1/v1/metrics"):
         assert (await scraped.metrics.get(root + path, headers=with_token)).status_code == 404
+
+
+async def test_a_connection_that_ended_leaves_nothing(scraped: Scraped) -> None:
+    """Not even for as long as a silent client has to send its first request."""
+    scraped.engine.write = lambda: say("hi")
+    for _ in range(3):
+        async with httpx.AsyncClient(base_url=scraped.rollout.base_url, headers=scraped.rollout.headers, trust_env=False) as client:
+            assert (await client.post("/v1/chat/completions", json=HELLO)).status_code == 200
+
+    def nothing_left() -> bool:
+        gc.collect()
+        return not any(issubclass(type(thing), HttpToolsProtocol) and thing.transport.is_closing() for thing in gc.get_objects())
+
+    await until(nothing_left)
+
+
+async def test_the_end_of_a_rollout_is_remembered_for_a_while(scraped: Scraped, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.proxy.service.MAX_CLOSED", 2)
+    urls = [await scraped.proxy.open(f"late-{number}", KEY, SAMPLING, LIMITS, "mini") for number in range(3)]
+    for number in range(3):
+        await scraped.proxy.close(f"late-{number}")
+    answers = [await scraped.rollout.post(f"{url}/v1/messages", json=HELLO) for url in urls]
+    assert [answer.status_code for answer in answers] == [401, 404, 404]
