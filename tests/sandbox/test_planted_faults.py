@@ -7,11 +7,14 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import override
 
 import pytest
 
+from sandbox.environments.namespace import sandbox as sandboxes
 from sandbox.environments.namespace.host import Host
 from sandbox.harnesses.base import HarnessAgent
+from sandbox.harnesses.reference import Script
 from sandbox.harnesses.warm import WarmStartError
 from sandbox.integrity.environment import TrialEnvironment
 from sandbox.runner.drive import Attempt, Room
@@ -151,6 +154,24 @@ def test_and_in_kubernetes() -> None:
                 await every_fault(room)
 
     asyncio.run(main())
+
+
+class ReadTooSlowly(Script):
+    @override
+    async def launch(self, instruction: str, environment: TrialEnvironment) -> None:
+        await super().launch(instruction, environment)
+        sandboxes._TRANSFER_S = 0
+
+
+def test_a_machine_too_slow_to_read_what_is_left_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as a tree that the agent broke."""
+    monkeypatch.setattr(sandboxes, "_TRANSFER_S", 60)
+
+    async def body(room: Room) -> None:
+        room.agents["script"] = ReadTooSlowly
+        check(decide(await Attempt(room, request(room, "t", "script"), "t", Stages()).run()), Cause.RUNNER_LOST, "took longer than")
+
+    in_room(body)
 
 
 def test_a_check_that_kills_itself_in_an_untouched_tree_scores_nobody() -> None:

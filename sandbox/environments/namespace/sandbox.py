@@ -192,8 +192,8 @@ class Sandbox:
             async with asyncio.timeout(_TRANSFER_S):
                 status = await call.done
                 await out.ended
-        except TimeoutError:
-            raise SandboxError(f"reading {source} took longer than {_TRANSFER_S} s") from None
+        except TimeoutError:  # what an agent can leave is bounded and takes far less: it is this machine
+            raise SandboxLost(f"reading {source} took longer than {_TRANSFER_S} s") from None
         finally:
             data = out.finish()
         if cut and data:
