@@ -151,14 +151,18 @@ async def guarded(*levels: Object) -> AsyncIterator[tuple[Api, Path]]:
         *levels,
         rbac | {"kind": "Role", "rules": [use]},
         rbac
-        | {"kind": "RoleBinding", "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "levels"}, "subjects": []},
+        | {
+            "kind": "RoleBinding",
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "levels"},
+            "subjects": [account],
+        },
     ]
     mark = Path(os.environ[MARK])
     api = await Api.connect(Section(kubeconfig=mark), 8)
     made = []
     try:
         for document in documents:
-            if "subjects" in document:
+            if [one["name"] for one in document.get("subjects", [])] == ["runner"]:
                 document["subjects"] = [account]
             if document["kind"] != "ServiceAccount":  # the account is a user here, who has a token
                 path = _place(document)
