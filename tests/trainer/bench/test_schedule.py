@@ -31,6 +31,7 @@ def test_asynchronous_training_is_faster_and_within_its_staleness() -> None:
     assert found.sync.lags == {0: 12 * 64} and found.sync.drops == []
     assert sum(found.asynchronous.lags.values()) == 12 * 64 and set(found.asynchronous.lags) == {0, 1}
     assert all(drop.unfinished and drop.reason.startswith("stale: ") for drop in found.asynchronous.drops)
+    assert found.of_trained_bound < found.of_bound, "what is dropped is the slowest"
     assert found.ratio > 1.5 and 0.8 < found.of_bound < 1 and found.bound_s < found.asynchronous.seconds < found.sync.seconds
 
 
