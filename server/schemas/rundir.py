@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -91,6 +92,8 @@ class CheckpointFile(_File):
     pool: dict[str, TaskMemory] = {}
     draws: int = 0
     """How often policy-relative sampling drew tasks."""
+    spec: dict[str, Any] = {}
+    """The learning side of the run's specification as it was then: a later start says what was changed."""
 
 
 class BestFile(_File):

@@ -16,6 +16,7 @@ from server.schemas.events import (
     CaptureBody,
     EvaluationBody,
     EventBody,
+    FindingBody,
     GroupBody,
     OutcomeBody,
     ResumedBody,
@@ -25,7 +26,7 @@ from server.schemas.events import (
 )
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
-from server.schemas.rundir import BestFile, CheckpointFile
+from server.schemas.rundir import BestFile, CheckpointFile, write_atomic
 from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Monitors, Sandbox, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
@@ -219,6 +220,9 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     assert [step.step for step in of(world.server.bodies(), StepBody)] == [1]
 
     world.runner.requests.clear()
+    file = world.run.load()
+    changed = file.spec.trainer.model_copy(update={"grad_clip": 0.9})
+    write_atomic(world.run.run_file, file.model_copy(update={"spec": file.spec.model_copy(update={"trainer": changed})}).model_dump_json())
     again = start(world, "--attempt", "2")
     output, _ = again.communicate(timeout=800)
     assert again.returncode == 0, output
@@ -226,6 +230,8 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     assert left_behind(world) == []
     bodies = world.server.bodies()
     assert of(bodies, ResumedBody) == [ResumedBody(step=2, attempt=2)]
+    said = "The run goes on with other settings than before the checkpoint: trainer.grad_clip: 1.0 → 0.9"
+    assert said in [finding.title for finding in of(bodies, FindingBody)]
     steps = of(bodies, StepBody)
     assert [step.step for step in steps] == [1, 2, 3]
     assert [done.step for done in of(bodies, EvaluationBody)] == [0, 2, 3]

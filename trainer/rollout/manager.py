@@ -26,6 +26,7 @@ from server.schemas.runspec import Kind, RunSpec
 from server.schemas.spool import Reporter, read_spool
 from server.schemas.states import Phase, RunState
 from server.schemas.tasks import HELD_OUT, TRAIN
+from trainer.checkpoints.changed import changes, learning_side
 from trainer.launch import PERHAPS, FinalError
 
 from .breaker import Breaker
@@ -111,7 +112,7 @@ class RolloutManager:
         if self._attempt == 1:
             if self.spec.kind is Kind.TRAIN and self.spec.trainer.checkpoint.every:  # one that dies in the first step begins again
                 self._run.checkpoints.mkdir(exist_ok=True)
-                write_atomic(self._run.latest_checkpoint, CheckpointFile(step=0, metrics={}).model_dump_json())
+                write_atomic(self._run.latest_checkpoint, self.checkpoint(0, {}).model_dump_json())
             self.reporter.report(RunStateBody(state=RunState.RUNNING))
             return True
         before = [event.body for event in read_spool(self._run.spool / "trainer.jsonl")]
@@ -120,6 +121,9 @@ class RolloutManager:
         self.reporter.report(FindingBody(detector="trainer_restarted", title=title, step=step))
         self.reporter.report(RunStateBody(state=RunState.RUNNING))
         latest = CheckpointFile.model_validate_json(self._run.latest_checkpoint.read_bytes())
+        if changed := changes(latest.spec, self.spec):
+            title = f"The run goes on with other settings than before the checkpoint: {', '.join(changed)}"
+            self.reporter.report(FindingBody(detector="settings_changed", title=title, step=step))
         if self._pool is not None:
             self._pool.remember(latest.pool, latest.draws)
         if step and not any(isinstance(body, StepBody) and body.step == step for body in before):
@@ -175,7 +179,8 @@ class RolloutManager:
     def checkpoint(self, step: int, metrics: dict[str, float]) -> CheckpointFile:
         """What a later start goes on with, beside weights and optimizer."""
         pool, draws = (self._pool.memory, self._pool.draws) if self._pool is not None else ({}, 0)
-        return CheckpointFile(step=step, metrics=metrics, unfinished=self.unfinished, pool=pool, draws=draws)
+        spec = learning_side(self.spec)
+        return CheckpointFile(step=step, metrics=metrics, unfinished=self.unfinished, pool=pool, draws=draws, spec=spec)
 
     @property
     def unfinished(self) -> list[str]:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from server.schemas.datadir import DataDir
 from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, RunDir, RunFile, write_atomic
-from server.schemas.runspec import Data, Harness, Model, RunSpec
+from server.schemas.runspec import Data, Harness, Model, Reporting, RunSpec
+from trainer.checkpoints.changed import changes, learning_side
 from trainer.checkpoints.command import checkpoint
 from trainer.checkpoints.export import Checkpoint, ExportError, export
 from trainer.checkpoints.kept import forget_after, is_best, kept, name_best, prune, weights
@@ -132,6 +133,17 @@ def test_a_best_step_that_is_done_again_is_forgotten(run: RunDir) -> None:
     forget_after(run, 1)
     assert [path.name for path in run.checkpoints.glob("global_step_*")] == ["global_step_1"], "what was saved in part is gone too"
     assert is_best(run, 0, 10)
+
+
+def test_what_was_changed_since_a_checkpoint_is_said_field_by_field(run: RunDir) -> None:
+    spec = run.load().spec
+    before = learning_side(spec)
+    assert changes(before, spec) == changes({}, spec) == []
+    algorithm = spec.algorithm.model_copy(update={"clip_low": 0.5})
+    harness = spec.harnesses[0].model_copy(update={"version": "2"})
+    changed = spec.model_copy(update={"algorithm": algorithm, "harnesses": [harness], "reporting": Reporting(name="other")})
+    first, second = changes(before, changed)
+    assert first.startswith("harnesses: ") and second == "algorithm.clip_low: 0.0003 → 0.5"
 
 
 def test_a_best_file_of_another_kind_is_written_anew(run: RunDir) -> None:
