@@ -312,7 +312,8 @@ class Cluster(_Section):
 class Trainer(_Section):
     steps: int = Field(default=12, ge=1, le=1_000_000)
     seed: Seed = 0
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, ge=0)
+    """At 0 the weights stay as they are: what trainer and engine then disagree about comes from the engine."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from numbers import Real
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from server.schemas.capture import BranchReason, Exclusion
-from server.schemas.events import StepBody
+from server.schemas.events import FindingBody, StepBody
 from server.schemas.spool import Reporter
 from trainer.capture.sample import Sample
 from trainer.learning.fidelity import EDGES, fidelity
@@ -49,6 +49,22 @@ class ReportingSink:
         metrics = numbers(data)
         self._reporter.report(StepBody(step=step, metrics=metrics))
         self._say(step_line(metrics, step, self._steps))
+
+
+def disagreement(metrics: Mapping[str, float], least: float, learning_rate: float, step: int) -> FindingBody | None:
+    """What is to be said when a step's correlation of probabilities is below `least` (`monitors.pearson`)."""
+    pearson = metrics.get("training/rollout_actor_probs_pearson_corr", math.nan)
+    if not pearson < least:
+        return None
+    seen = f"In step {step} engine and trainer agree with Pearson {pearson:.4f} only, less than monitors.pearson = {least:g}"
+    if learning_rate == 0:
+        why = "the weights do not change at learning_rate 0, so it comes from the engine: its precision, its kernels, its routes"
+    else:
+        why = (
+            "candidates: the engine's numerics, or weights that did not reach it. Run it again with trainer.learning_rate 0:"
+            " what is there, or grows, at 0 comes from the engine"
+        )
+    return FindingBody(detector="fidelity", title=f"{seen}: {why}", step=step)
 
 
 def numbers(data: dict[str, Any]) -> dict[str, float]:

@@ -31,7 +31,7 @@ from trainer.launch import PROGRESS_LOG, FinalError
 from trainer.rollout.manager import Batch, RolloutManager
 from trainer.rollout.rows import PARTITION
 
-from .metrics import LogProbs, ReportingSink, fidelity_metrics, numbers, update_metrics
+from .metrics import LogProbs, ReportingSink, disagreement, fidelity_metrics, numbers, update_metrics
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
 from .worker import CpuWorker
 
@@ -52,6 +52,8 @@ class LegoSteps(PPOTrainer):
         self._arithmetic = 0.0
         self._ours: dict[str, float] = {}
         """Seconds of the step under way in what verl alone would not do."""
+        self._disagreed = False
+        """Whether engine and trainer did, further than allowed: it is said once."""
         self._metrics: dict[str, float] = {}
         """Of the step under way."""
 
@@ -217,6 +219,10 @@ class LegoSteps(PPOTrainer):
         if self._spec.monitors.lagged_fidelity:
             columns = columns._replace(sampler=self._under_their_weights(batch, columns))
         metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
+        monitors, rate = self._spec.monitors, self._spec.trainer.learning_rate
+        if not self._disagreed and (finding := disagreement(metrics, monitors.pearson, rate, self.global_steps)):
+            self._disagreed = True
+            self.agent_loop_manager.reporter.report(finding)
         return data
 
     def _under_their_weights(self, batch: KVBatchMeta, columns: LogProbs) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from trainer.capture.sample import Sample
 from trainer.rollout.groups import Group
 from trainer.rollout.manager import PlayedGroup
 from trainer.rollout.trial import Rollout
-from trainer.verl_plugin.metrics import LogProbs, ReportingSink, branch_metrics, fidelity_metrics, step_line, update_metrics
+from trainer.verl_plugin.metrics import LogProbs, ReportingSink, branch_metrics, disagreement, fidelity_metrics, step_line, update_metrics
 
 
 def played(failures: int, size: int = 4) -> list[PlayedGroup]:
@@ -23,6 +23,17 @@ def played(failures: int, size: int = 4) -> list[PlayedGroup]:
     fine = Scored(reward=1, termination=Termination.COMPLETED)
     members = [Rollout(f"s001-t-{i}", i, broken if i < failures else fine, [], 0, 1) for i in range(size)]
     return [PlayedGroup(Group("s001-t", 1, Phase.TRAIN, "t", "h", size, "u"), members)]
+
+
+def test_engine_and_trainer_that_disagree_are_said_with_the_rule_that_tells_whose_it_is() -> None:
+    name = "training/rollout_actor_probs_pearson_corr"
+    for fine in ({name: 0.995}, {name: math.nan}, {}):
+        assert disagreement(fine, 0.99, 1e-6, 4) is None
+    found = disagreement({name: 0.97}, 0.99, 1e-6, 4)
+    assert found is not None and (found.detector, found.step) == ("fidelity", 4)
+    assert "Pearson 0.9700 only, less than monitors.pearson = 0.99: candidates: " in found.title and "learning_rate 0" in found.title
+    settled = disagreement({name: 0.97}, 0.99, 0, 4)
+    assert settled is not None and "so it comes from the engine" in settled.title
 
 
 def test_steps_are_reported_and_shown(tmp_path: Path) -> None:
