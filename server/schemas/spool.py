@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import httpx
+from pydantic import ValidationError
 
 from .events import Event, EventAck, EventBatch, EventBody
 
@@ -83,7 +84,7 @@ class Reporter:
                     response = client.post(self._url, content=EventBatch(events=batch).model_dump_json())
                     response.raise_for_status()
                     stored = EventAck.model_validate_json(response.content).stored
-                except httpx.HTTPError as error:
+                except (httpx.HTTPError, ValidationError) as error:  # the latter: somebody else answers, a portal or another server
                     log.warning("events of %s not delivered, will send them again: %s", self.source, error)
                     self._given_up.wait(RETRY_S)
                     continue

@@ -16,12 +16,13 @@ from server.schemas.spool import Reporter
 
 
 class Sink:
-    """Stores events as the control plane does: once per seq. `fail` answers 503 that many times, after storing when `store_first`."""
+    """Stores events as the control plane does: once per seq. `fail` answers with `failure` that many times, after storing when
+    `store_first`."""
 
-    def __init__(self, fail: int = 0, store_first: bool = False) -> None:
+    def __init__(self, fail: int = 0, store_first: bool = False, failure: tuple[int, bytes] = (503, b"{}")) -> None:
         self.events: dict[int, str] = {}
         self.tokens: set[str | None] = set()
-        self.fail, self.store_first = fail, store_first
+        self.fail, self.store_first, self.failure = fail, store_first, failure
 
     def take(self, body: bytes, token: str | None) -> tuple[int, bytes]:
         self.tokens.add(token)
@@ -31,7 +32,7 @@ class Sink:
             for event in EventBatch.model_validate_json(body).events:
                 assert isinstance(event.body, LogBody)
                 self.events.setdefault(event.seq, event.body.name)
-        return (503, b"{}") if failing else (200, json.dumps({"stored": max(self.events)}).encode())
+        return self.failure if failing else (200, json.dumps({"stored": max(self.events)}).encode())
 
 
 @contextmanager
@@ -61,7 +62,14 @@ def log_event(i: int) -> LogBody:
     return LogBody(name=f"log-{i}", path="logs/x")
 
 
-@pytest.mark.parametrize("sink", [Sink(), Sink(fail=1), Sink(fail=1, store_first=True)], ids=["healthy", "refuses", "answer lost"])
+PORTAL = 200, b"<html>sign in</html>"
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [Sink(), Sink(fail=1), Sink(fail=1, store_first=True), Sink(fail=1, failure=PORTAL)],
+    ids=["healthy", "refuses", "answer lost", "somebody else answers"],
+)
 def test_every_event_arrives_once_and_in_order(tmp_path: Path, sink: Sink) -> None:
     with listening(sink) as url:
         reporter = Reporter(url, "r1", "secret", "trainer", tmp_path)
