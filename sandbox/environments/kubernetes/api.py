@@ -33,7 +33,7 @@ _CONNECT_S = 30
 _PATIENCE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _AUTH = ["BearerToken"]
-_LEVEL = ("violates PodSecurity", "pod security policy")
+_LEVEL = ("PodSecurity", "pod security policy")
 """What API servers say of a pod that its namespace does not take as it is."""
 
 
