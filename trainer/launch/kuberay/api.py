@@ -69,7 +69,11 @@ class Cluster:
         return cls(ApiClient(configuration), settings.namespace)
 
     def request(self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None) -> Object:
-        answer: Object = json.loads(self.text(method, path, query, body))
+        text = self.text(method, path, query, body)
+        try:
+            answer: Object = json.loads(text)
+        except ValueError as error:
+            raise Busy(f"{method} {path}: an answer that is not the API server's: {text.strip()[:100]!r}") from error
         return answer
 
     def text(self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None) -> str:

@@ -34,6 +34,10 @@ LAST_WORDS = 5
 """How often to try to read the log of a job that is over."""
 ASK_S = 60
 """How long a busy API server may refuse the creation of a job."""
+NO_KUBERAY = (
+    "the cluster knows no RayJob: install KubeRay 1.5.1 or newer (helm install kuberay-operator kuberay/kuberay-operator), and let its "
+    "operator watch namespace {namespace}"
+)
 
 
 class JobFile(BaseModel):
@@ -276,9 +280,3 @@ class StandIn:
 
     def _keep(self) -> None:
         write_atomic(self._place, self._state.model_dump_json())
-
-
-NO_KUBERAY = (
-    "the cluster knows no RayJob: install KubeRay 1.5.1 or newer (helm install kuberay-operator kuberay/kuberay-operator), and let its "
-    "operator watch namespace {namespace}"
-)
