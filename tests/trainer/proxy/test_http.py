@@ -22,7 +22,7 @@ async def connected(rollout: Rollout) -> AsyncIterator[Pipe]:
     host, port = rollout.url.removeprefix("http://").split("/")[0].split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.close()
