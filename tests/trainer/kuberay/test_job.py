@@ -6,8 +6,7 @@ import json
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from server.schemas.events import WaitingBody
 from server.schemas.rundir import RunDir
+from tests.server.waiting import until
 from tests.trainer.kuberay.fake_kuberay import FakeKubeRay
 from tests.trainer.kuberay.specs import lay_out, spec_of
 from tests.trainer.support.fake_server import FakeServer
@@ -94,14 +94,6 @@ class Started:
     @property
     def state(self) -> JobFile:
         return JobFile.model_validate_json((self.run_dir.root / stand_in.FILE).read_bytes())
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return answer
 
 
 def status(cluster: FakeKubeRay) -> str:

@@ -25,7 +25,7 @@ from .log import LogReader
 from .manifest import PLURAL, Job, rayjob, secret, settings_of
 
 FILE = "cluster-job.json"
-POLL_S = 2.0
+POLL_S = 1.0
 STOP_S = 12
 """How long to try to delete a job when told to end: less than the supervisor's patience."""
 REMIND_S = 60
