@@ -18,13 +18,14 @@ import pytest
 import sqlalchemy as sa
 import torch
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 from torch.utils.data import RandomSampler
 
 from server.app import create_app
 from server.db import Database
 from server.db.models import CaptureRow, EventRow, FindingRow, Group, Metric, Run, StepDone, Trial
 from server.launchers.identity import OwnedProcess, kill_marked
-from server.schemas.rundir import RunDir
+from server.schemas.rundir import ProxyFile, RunDir
 from server.schemas.states import Phase, RunState, TrialState
 from server.settings import Settings
 from tests.support.playing_runner import TASKS
@@ -91,6 +92,12 @@ class World:
         """Until all trials of the step are under way."""
         name = f'"trial_id":"s{step:03d}{attempt}-'
         until(lambda: self.under_way() and self.spooled("runner", name) == PER_STEP * SIZE, f"step {step} under way")
+
+    def scrape(self) -> dict[str, float]:
+        """The metrics of the run's proxy."""
+        url = ProxyFile.model_validate_json(self.run.proxy_file.read_bytes()).metrics
+        answer = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {self.run.load().runner_token}"}, trust_env=False)
+        return {sample.name: sample.value for family in text_string_to_metric_families(answer.text) for sample in family.samples}
 
     def under_way(self) -> bool:
         with self.db.read() as session:
@@ -200,6 +207,8 @@ def test_a_cut_network_loses_and_doubles_nothing(world: World) -> None:
     world.start(6, held=2)
     world.in_the_middle_of(2)
     world.has_steps(1)
+    scraped = world.scrape()
+    assert scraped["lego_rl_proxy_sessions_open"] == PER_STEP * SIZE and scraped["lego_rl_proxy_tokens_total"] > 0
     for how, done in (("silent", 1), ("reset", 3)):
         world.relay.cut(how)
         world.hold(done + 3)
