@@ -12,6 +12,7 @@ import pytest
 from server.schemas.capture import BranchReason
 from server.schemas.runspec import History, TrainRule
 from trainer.replay.play import Played, player
+from trainer.replay.recording import load
 from trainer.replay.report import report
 from trainer.replay.tokenizer import make
 
@@ -109,3 +110,17 @@ def test_the_reason_for_stopping_follows_what_was_parsed(name: str, played: Play
     """34: a loop ends after one call when the reason is `stop`. Replay compares it with the turn, whatever the recording server said."""
     assert played(name).problems == []
     assert {call.step.by_length for call in played("claude/maxtokens").calls} == {True, False}
+
+
+def test_claude_code_as_its_adapter_sets_it_keeps_prompt_and_tools(recordings: Path) -> None:
+    """14, 17: no line with a nonce in front of the system prompt, and no tool is added to a conversation that has begun."""
+    told: dict[tuple[str, str], set[str]] = {}
+    for path in (recordings / "claude-2.1.332-adapter").glob("*.jsonl"):
+        for exchange in load(path):
+            if exchange.model_call:
+                assert "x-anthropic-billing-header" not in json.dumps(exchange.body)
+                headers = {name.lower(): value for name, value in exchange.headers.items()}
+                thread = f"{path.stem} {headers.get('x-claude-code-agent-id', '')}", json.dumps(exchange.body["messages"][0])
+                told.setdefault(thread, set()).add(json.dumps([exchange.body.get("system"), exchange.body["tools"]]))
+    assert len(told) > 20
+    assert {len(prompts) for prompts in told.values()} == {1}
