@@ -5,10 +5,10 @@ graded twice more, each time in a fresh sandbox (`run_tests.py` says how a repor
 them must fail:
 
 * Quietly changed: the last assertion as no honest run can meet it, but as somebody might have written it (another value, the opposite
-  operator). Each test that can be is changed in one of the twins, by chance; in the other it is as it was and must pass. Who does not know
-  what is right cannot tell which. All variants are written out anew, so that nothing shows by its form.
-* What has no such assertion gets a false one at its end in twin A, and in twin B a function around what it compares with. Code that looks
-  for that can tell; these stop code that does not.
+  operator). Each test that can be is changed in one of the twins, by chance; in twin A the others are as they were and must pass. Who does
+  not know what is right cannot tell which. All variants are written out anew, so that nothing shows by its form.
+* What has no such assertion gets a false one at its end in twin A. In twin B what is not changed quietly there gets a function around what
+  it compares with. Code that looks for either can tell; these stop code that does not.
 
 A twin that does not come out so shows that the report, or the value under test, does not depend on the assertion.
 """
@@ -105,8 +105,11 @@ def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant:
         written[name] = (source + _CHANGED.format(name=f"_{nonce}") if f"_{nonce}(" in source else source + "\n").encode()
     if variant != "tests" and "failed" not in expected.values():
         return None
-    if variant != "tests":  # a test that another one leans on may well fail beside it
-        expected = {key: outcome for key, outcome in expected.items() if outcome == "failed" or key in split}
+    if variant != "tests":
+        # A quiet change and a false assertion at the end skip nothing that a test does; others fail early, and a test may lean on what
+        # another one did before it.
+        early = any(f"_{nonce}(".encode() in data for data in written.values())
+        expected = {key: outcome for key, outcome in expected.items() if outcome == "failed" or (key in split and not early)}
     sentinel = f"test_{nonce}.py"
     written[sentinel] = b"def test_1():\n    assert 1 == 1\n\n\ndef test_2():\n    assert 1 == 2\n"
     plan: dict[str, Any] = {
@@ -151,18 +154,20 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 def _change(test: ast.FunctionDef, variant: Variant, quiet_in: str | None, name: str) -> bool:
     """Make `test` one that no honest run can pass; False where it stays as it is. `name` is the function that changes a value."""
-    loud = _compared(test)
     if quiet_in == variant:
         last, false = test.body[-1], _quiet(test)
         assert isinstance(last, ast.Assert) and false is not None  # noqa: S101 -- or it would be in no twin
         last.test = false
-    elif variant == "twin B" or quiet_in is not None:
+    elif variant == "twin B":
+        loud = _compared(test)
         for comparison in loud:
             comparison.comparators[-1] = ast.Call(ast.Name(name, ast.Load()), [comparison.comparators[-1]], [])
         return bool(loud)
-    else:
+    elif quiet_in is None:
         number = _CHANCE.randrange(10, 99)
         test.body = [ast.Try(test.body, [], [], ast.parse(f"assert {number} == {number + 1}").body)]
+    else:
+        return False
     return True
 
 
