@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+ROUTERS = ("Qwen3MoeTopKRouter", "Qwen3NextTopKRouter", "Qwen3_5MoeTopKRouter")
+"""Classes of transformers whose output is (logits, weights, ids), by name: nobody has to import three families for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,11 @@ class ReplayCounts:
 
 
 class RoutingReplay:
-    """Hooks on every router of a HF Qwen3-MoE model. Without routes loaded the model runs as if they were not there."""
+    """Hooks on every router of a HF model of Qwen3-MoE, Qwen3-Next or Qwen3.5-MoE. Without routes loaded the model runs as if they were
+    not there."""
 
     def __init__(self, model: nn.Module) -> None:
-        routers = [module for module in model.modules() if isinstance(module, Qwen3MoeTopKRouter)]
+        routers: list[Any] = [module for module in model.modules() if type(module).__name__ in ROUTERS]
         if any(router.top_k < 2 for router in routers):
             raise ValueError("routing replay needs at least two experts per token: with one, a missing row cannot be told from expert 0")
         self.layers = len(routers)
@@ -63,7 +66,7 @@ class RoutingReplay:
             handle.remove()
 
     def _hook(self, layer: int) -> Any:
-        def swap(router: Qwen3MoeTopKRouter, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+        def swap(router: Any, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
             if self._routes is None:
                 return None
             logits, scores, own = output
@@ -74,7 +77,7 @@ class RoutingReplay:
             native = (in_order[:, 1:] == in_order[:, :-1]).any(-1, keepdim=True)
             chosen = torch.where(native, own, recorded)
             weights = logits.softmax(-1, dtype=torch.float).gather(-1, chosen)
-            if router.norm_topk_prob:
+            if getattr(router, "norm_topk_prob", True):  # Qwen3.5 always does
                 weights = weights / weights.sum(-1, keepdim=True)
             changed = (chosen.sort(-1).values != own.sort(-1).values).any(-1)
             held = (chosen.unsqueeze(-1) == own.unsqueeze(-2)).any(-1) & ~native

@@ -28,5 +28,5 @@ class ReplayEngine(SideBySideEngine):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         inputs, outputs = super().prepare_model_inputs(micro_batch)
         routes = micro_batch.get("routed_experts", None)
-        self.replay.load(None if routes is None or not self.replay.layers else side_by_side(routes).flatten(0, 1))
+        self.replay.load(None if routes is None else side_by_side(routes).flatten(0, 1))
         return inputs, outputs

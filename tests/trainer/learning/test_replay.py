@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from tests.trainer.models import VOCAB, make_model, reference
 from trainer.learning.replay import ReplayCounts, RoutingReplay
@@ -139,3 +139,59 @@ def test_the_control_fails_without_replay() -> None:
     idle = replace(found.aligned, **asdict(found.off))
     shifted = replace(found.aligned, **asdict(found.misaligned))
     assert not any(replace(found, aligned=broken).passed for broken in (idle, shifted))
+
+
+def hybrid(family: str) -> PreTrainedModel:
+    """Three layers of linear attention and one of full attention, as Qwen3-Next and Qwen3.5 have them."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "intermediate_size": 32,
+        "initializer_range": 0.1,
+    }
+    torch.manual_seed(0)
+    made: PreTrainedModel = Qwen3NextForCausalLM(Qwen3NextConfig(**sizes))
+    if family == "qwen3.5":
+        made = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**sizes))
+    for name, parameter in made.named_parameters():
+        if "gate.weight" in name:  # transformers leaves routers at zero
+            torch.nn.init.normal_(parameter, std=0.1)
+    return made.eval()
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+def test_a_hybrid_attention_model_is_covered_at_full_length(family: str) -> None:
+    """Every layer of every token, the last third as well: a buffer that is too small loses the ends of long sequences."""
+    model, ids, length = hybrid(family), tokens(3, 600), 600
+    replay, chosen = RoutingReplay(model), list[torch.Tensor]()
+    routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    assert replay.layers == len(routers) == 4
+    recording = [router.register_forward_hook(lambda _m, _i, out: chosen.append(out[2])) for router in routers]
+    native = logits(model, ids).detach()
+    for handle in recording:
+        handle.remove()
+    routes = torch.stack(chosen, 1)
+    replay.load(routes)
+    assert torch.allclose(logits(model, ids), native, atol=1e-5)
+    own = replay.take()
+    assert (own.replayed, own.native) == (4 * length, 0) and own.overlap > 0.999
+    replay.load((routes + 1) % 8)
+    assert not torch.allclose(logits(model, ids)[-200:], native[-200:], atol=1e-2)
+    assert replay.take().overlap < 0.9
+
+
+def test_routes_for_a_model_without_known_routers_are_refused() -> None:
+    with pytest.raises(ValueError, match="routes of 4 layers for a model with 0 routed ones"):
+        RoutingReplay(make_model(moe=False)).load(torch.zeros(3, 4, 2, dtype=torch.int16))
