@@ -181,7 +181,7 @@ class Rollout(_Section):
     """Per turn."""
     max_turns: int = Field(default=200, ge=1)
     prompt_budget: int | None = Field(default=30_000, ge=1)
-    """Longest first prompt in tokens; nothing but `model.context` bounds it when null, nor the next one."""
+    """Longest prompt in tokens of the call that opens a rollout; later ones, and this one when null, are bounded by `model.context`."""
     response_budget: int | None = Field(default=170_000, ge=1)
     """Longest rest of a conversation behind its first prompt, sampled and observed tokens together."""
     token_budget: int | None = Field(default=None, ge=1)

@@ -39,7 +39,7 @@ class Limits:
     context: int
     """Longest sequence, prompt and answer together."""
     prompt: int | None = None
-    """Longest first prompt of a conversation: all that precedes its first sampled token."""
+    """Longest prompt of the call that opens the rollout."""
     response: int | None = None
     """Longest rest of a conversation behind its first prompt, sampled and observed together."""
     budget: int | None = None

@@ -160,10 +160,14 @@ class Session:
             raise
         place = placing.place(graph, self._rendering, request)
         try:
-            return place, allowance(self._limits, place, self._sampled)
+            return place, allowance(self._limits, place, self._sampled, opens=self._opens(request))
         except Refusal:
             self._prune(place.node)
             raise
+
+    def _opens(self, request: Request) -> bool:
+        """Nothing was answered before but calls without tools, such as for a title, if this one has any."""
+        return not any(turn.tools or not request.tools_key for turn in self.capture.graph.turns)
 
     def _land(self, flight: Flight, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

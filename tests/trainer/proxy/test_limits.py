@@ -87,6 +87,30 @@ async def test_prompt_budget_counts_on_the_first_prompt(rollout: Rollout, limits
     assert (await rollout.close()).over_length
 
 
+TOOL: Any = {"name": "bash", "input_schema": {"type": "object"}}
+LONG: Any = [{"role": "user", "content": "word " * 900}]
+
+
+@pytest.mark.parametrize("limits", [Limits(20, 20_000, prompt=700)])
+@pytest.mark.parametrize(
+    ("before", "tools", "fits"),
+    [([], [TOOL], False), ([[]], [TOOL], False), ([[TOOL]], [TOOL], True), ([[TOOL]], [], True), ([], [], False), ([[]], [], True)],
+    ids=["opens", "behind a title", "goes on behind a summary", "asks for a summary", "opens without tools", "goes on without tools"],
+)
+async def test_only_the_call_that_opens_a_rollout_has_a_prompt_budget(
+    rollout: Rollout, limits: Limits, before: list[list[Any]], tools: list[Any], fits: bool
+) -> None:
+    """A compaction reads the history that has grown, and hands over a long summary."""
+    rollout.engine.script = [say("One."), say("Two.")]
+    for given in before:
+        await rollout.anthropic.messages.create(model="m", max_tokens=5, messages=HELLO, tools=given)
+    if fits:
+        await rollout.anthropic.messages.create(model="m", max_tokens=5, messages=LONG, tools=tools)
+    else:
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 700 maximum"):
+            await rollout.anthropic.messages.create(model="m", max_tokens=5, messages=LONG, tools=tools)
+
+
 @pytest.mark.parametrize("limits", [Limits(20, 20_000, prompt=60, response=40)])
 async def test_response_budget_counts_what_came_behind_the_first_prompt(rollout: Rollout, limits: Limits) -> None:
     rollout.engine.script = [say("One."), say("word " * 200)]
