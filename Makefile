@@ -45,13 +45,13 @@ test-trainer: install-dev
 soak: install-dev
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-# Kubernetes from Debian's source package: about nine CPU minutes the first time, kept in the user's cache directory.
+# The sandboxes and the RayJob launcher on Kubernetes from Debian's source package: about nine CPU minutes the first time, kept in the user's cache directory.
 test-cluster: install-dev
-	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k cluster tests/cluster tests/sandbox/environments tests/sandbox/kubernetes
+	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k cluster tests/cluster tests/sandbox/environments tests/sandbox/kubernetes tests/trainer/kuberay/test_cluster.py
 
 # Real vLLM on the CPU in an environment of its own (6.5 GB in the user's cache directory), with a training run whose rollouts it generates.
 test-vllm: install-dev
-	$(BIN)/python -m tests.vllm.up -m pytest -p no:cacheprovider -m slow -rs -s $(PYTEST_ARGS) tests/trainer/engine/test_vllm.py tests/trainer/verl_plugin/test_rollout_vllm.py tests/trainer/test_vllm_run.py
+	$(BIN)/python -m tests.vllm.up -m pytest -p no:cacheprovider -m slow -rs -s $(PYTEST_ARGS) tests/trainer/engine tests/trainer/verl_plugin/test_rollout_vllm.py tests/trainer/test_vllm_run.py
 
 lint: install-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

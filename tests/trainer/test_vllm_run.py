@@ -32,15 +32,17 @@ async def play(client: Client, request: TrialRequest) -> Scored | Failed:
     return scored(int(request.trial_id.rsplit("-", 1)[1]) % 2)
 
 
-def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path) -> None:
-    world, policy = bare_world, tmp_path / "policy"
-    save_policy(policy, dense=True, tied=False, head_dim=64)
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path, kind: str) -> None:
+    """With experts, under the routes that vLLM took."""
+    world, policy, dense = bare_world, tmp_path / "policy", kind == "dense"
+    save_policy(policy, dense=dense, tied=False, head_dim=64)
     world.runner.play = play
     prepare(
         world,
         policy,
         rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4, engine="vllm"),
-        algorithm=Algorithm(clip_low=0.03, clip_high=0.04, minibatches=2, routing_replay=False),
+        algorithm=Algorithm(clip_low=0.03, clip_high=0.04, minibatches=2, routing_replay=not dense),
         trainer=Trainer(steps=STEPS, learning_rate=1e-3, evaluation=Evaluation(rollouts=4)),
     )
     launched = start(world)
@@ -50,8 +52,11 @@ def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path) 
     assert [step.step for step in steps] == [1, 2, 3]
     for step in steps:
         pearson, difference = (step.metrics[name] for name in ("training/rollout_actor_probs_pearson_corr", "lego/fidelity/mean_abs"))
-        print(f"step {step.step}: {step.metrics['lego/trained_tokens']:.0f} tokens, Pearson {pearson:.7f}, mean |Δ log p| {difference:.1e}")
+        tokens = step.metrics["lego/trained_tokens"]
+        print(f"{kind}, step {step.step}: {tokens:.0f} tokens, Pearson {pearson:.7f}, mean |Δ log p| {difference:.1e}")
         assert pearson >= 0.999 and difference < 1e-4
-        assert step.metrics["lego/optimizer_steps"] == 2 and step.metrics["lego/trained_tokens"] > 0
+        assert step.metrics["lego/optimizer_steps"] == 2 and tokens > 0
+        if not dense:
+            assert step.metrics["lego/routing/replayed"] > 0 == step.metrics["lego/routing/missing"]
     assert left_behind(world) == []
     assert not [process for process in psutil.process_iter(["name"]) if (process.info["name"] or "").startswith("VLLM::")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.schemas.runspec import RunSpec
+from trainer.engine.vllm_cpu import ROUTES
 
 ACTOR = "actor_rollout_ref.actor"
 VLLM_CPU_CACHE = 256_000_000
@@ -34,7 +35,7 @@ def engine_settings(spec: RunSpec) -> dict[str, Any]:
         rollout |= {"gpu_memory_utilization": spec.rollout.gpu_memory, "enable_prefix_caching": True}
     settings = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
     if spec.rollout.engine == "vllm" and spec.trainer.device == "cpu":
-        settings |= _vllm_on_cpu()
+        settings |= _vllm_on_cpu(spec.algorithm.routing_replay)
     if apart:
         settings |= {
             "actor_rollout_ref.hybrid_engine": False,
@@ -45,10 +46,11 @@ def engine_settings(spec: RunSpec) -> dict[str, Any]:
     return settings
 
 
-def _vllm_on_cpu() -> dict[str, Any]:
-    """In fp32 as the trainer, without the compiled graph, which costs a minute at the start."""
-    rollout = {"dtype": "float32", "load_format": "auto", "enforce_eager": True}
-    added = {"enable_sleep_mode": False, "engine_kwargs.vllm.kv_cache_memory_bytes": VLLM_CPU_CACHE}
+def _vllm_on_cpu(routes: bool) -> dict[str, Any]:
+    """In fp32 as the trainer, without the compiled graph, which costs a minute at the start. Its routes come from our plug-in."""
+    rollout = {"dtype": "float32", "load_format": "auto", "enforce_eager": True, "enable_rollout_routing_replay": False}
+    own = {"kv_cache_memory_bytes": VLLM_CPU_CACHE} | ({name: ROUTES[name] for name in ("worker_cls", "scheduler_cls")} if routes else {})
+    added = {"enable_sleep_mode": False} | {f"engine_kwargs.vllm.{name}": value for name, value in own.items()}
     settings: dict[str, Any] = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
     return settings | {f"+actor_rollout_ref.rollout.{key}": value for key, value in added.items()}
 

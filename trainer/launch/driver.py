@@ -78,6 +78,8 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     model = _model(spec.model.path)
     environment.apply(spec.trainer.device, own_cluster=spec.trainer.cluster.ray == "local")
     _prepare_trackers(run, spec)
+    if spec.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise FinalError("rollout.engine vllm: vLLM is not installed beside the trainer (docs/training.md): install it, or use engine: cpu")
     warm = spec.trainer.start == "warm_fork"
     if warm and (reason := zygote.obstacle()):
         print(f"warm_fork is not available ({reason}): starting plainly", file=sys.stderr)

@@ -54,6 +54,13 @@ def test_a_directory_that_is_no_runs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, server: FakeServer) -> None:
+    spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "model"), "rollout": Rollout(engine="vllm")})
+    code, output = launch(tmp_path / "run", server, spec)
+    assert code == FINAL and output.startswith("failed: rollout.engine vllm: vLLM is not installed beside the trainer")
+
+
 def test_a_cut_distribution_is_refused(tmp_path: Path, server: FakeServer) -> None:
     code, output = launch(tmp_path, server, SPEC.model_copy(update={"rollout": Rollout(top_p=0.9)}))
     assert code == FINAL and output.startswith("failed: rollout.top_p and top_k: the trainer's ratios are those of the whole distribution")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tests.trainer.models import make_model
 from trainer.engine.base import Generation
 from trainer.engine.vllm import Probe
 
@@ -20,6 +21,23 @@ def save(path: Path, seed: int, tied: bool = False) -> Path:
     sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 64}
     config = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.1, tie_word_embeddings=tied)
     Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def save_experts(path: Path, seed: int) -> Path:
+    """A random mixture of experts whose routers choose clearly."""
+    model = make_model(
+        moe=True,
+        seed=seed,
+        experts=8,
+        top_k=2,
+        tied=False,
+        hidden_size=64,
+        head_dim=64,
+        moe_intermediate_size=32,
+        max_position_embeddings=2048,
+    )
+    model.save_pretrained(path)
     return path
 
 
