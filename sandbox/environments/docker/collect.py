@@ -12,7 +12,7 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from sandbox.environments.archive import Change, original
 from sandbox.environments.errors import SandboxError
@@ -71,7 +71,7 @@ def opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterat
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
-    chunks, _ = api.get_archive(container, path, chunk_size=_BLOCK)
+    chunks = _archive(api, container, path)
     try:
         source = io.BufferedReader(_Source(iter(chunks), limit, what), _BLOCK)  # type: ignore[arg-type]
         with tarfile.open(fileobj=source, mode="r|") as tar:
@@ -82,6 +82,16 @@ def opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterat
         raise SandboxError(f"{what} cannot be read: {error}") from error
     finally:
         chunks.close()
+
+
+def _archive(api: Any, container: str, path: str) -> Iterator[bytes]:
+    """Asked for twice: a failure of the engine's own passes, or goes with the engine; one that the tree gives it comes again."""
+    from docker.errors import APIError
+
+    with contextlib.suppress(APIError):
+        return cast(Iterator[bytes], api.get_archive(container, path, chunk_size=_BLOCK)[0])
+    api.ping()
+    return cast(Iterator[bytes], api.get_archive(container, path, chunk_size=_BLOCK)[0])
 
 
 def packed(api: Any, container: str, path: str, max_bytes: int, cut: bool = False) -> bytes:

@@ -234,6 +234,8 @@ class PodSandbox:
     async def _output(self, request: Object, data: bytes, what: str, max_bytes: int, user: User, cut: bool = False) -> bytes:
         whole = {**request, "limits": [max_bytes, _CHUNKS], "cut": True}
         result = self._result(await self._command(whole, user, _TRANSFER_S, data))
+        if result.timed_out:  # what an agent can leave is bounded and takes far less: it is the node
+            raise SandboxLost(f"cannot {what}: it took longer than {_TRANSFER_S} s")
         if cut and result.stdout:
             return result.stdout
         if result.truncated:

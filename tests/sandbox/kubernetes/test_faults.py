@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.environments.backend import Backend
+from sandbox.environments.kubernetes import sandbox as sandboxes
 from sandbox.environments.kubernetes.manifest import ROLE
 from sandbox.environments.spec import SandboxSpec
 from sandbox.runner.drive import Room
@@ -113,6 +114,15 @@ def test_a_pod_that_its_agent_ended_is_scored_zero(site: Site) -> None:
 
     own_fault(site.play(f"sleep {MARK}", fill), "exceeds the total limit")
     own_fault(site.play(f"sleep {MARK}", use_all_memory), "out of memory")
+
+
+def test_a_node_too_slow_to_read_what_is_left_is_a_lost_trial(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counted as a tree that the agent broke."""
+
+    async def slow_down(_: object) -> None:
+        monkeypatch.setattr(sandboxes, "_TRANSFER_S", 0)
+
+    lost(site.play("sleep 1", slow_down), "took longer than")
 
 
 # ---------------------------------------------------------------- the way to it breaks
