@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -84,14 +84,14 @@ def opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterat
         chunks.close()
 
 
-def _archive(api: Any, container: str, path: str) -> Iterator[bytes]:
+def _archive(api: Any, container: str, path: str) -> Generator[bytes, None, None]:
     """Asked for twice: a failure of the engine's own passes, or goes with the engine; one that the tree gives it comes again."""
     from docker.errors import APIError
 
     with contextlib.suppress(APIError):
-        return cast(Iterator[bytes], api.get_archive(container, path, chunk_size=_BLOCK)[0])
+        return cast(Generator[bytes, None, None], api.get_archive(container, path, chunk_size=_BLOCK)[0])
     api.ping()
-    return cast(Iterator[bytes], api.get_archive(container, path, chunk_size=_BLOCK)[0])
+    return cast(Generator[bytes, None, None], api.get_archive(container, path, chunk_size=_BLOCK)[0])
 
 
 def packed(api: Any, container: str, path: str, max_bytes: int, cut: bool = False) -> bytes:
