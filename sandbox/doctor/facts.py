@@ -22,7 +22,7 @@ from server.schemas.datadir import DataDir
 
 MARK = "lego-rl-"
 """Every spawner's state directory and cgroup is named so."""
-_SPAWNER = "sandbox.environments.namespace.spawner"
+_SPAWNER, _RUNNER = "sandbox.environments.namespace.spawner", "sandbox.runner"
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,16 @@ def _alive_elsewhere(name: str) -> bool:
 
 
 def _orphans() -> list[int]:
-    spawners = (
-        process for process in psutil.process_iter(["pid", "ppid", "cmdline"]) if _SPAWNER in " ".join(process.info["cmdline"] or ())
-    )
-    return [process.info["pid"] for process in spawners if process.info["ppid"] == 1]
+    """Spawners whose runner is gone. In a container the runner itself may be process 1, which adopts nobody that it did not start."""
+    spawners = [process for process in psutil.process_iter(["pid", "ppid"]) if _runs(process, _SPAWNER)]
+    return [process.info["pid"] for process in spawners if process.info["ppid"] == 1 and not _runs(psutil.Process(1), _RUNNER)]
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    try:
+        return module in " ".join(process.cmdline())
+    except psutil.Error:  # gone, or another user's
+        return False
 
 
 def _mount_namespaces() -> int:
