@@ -45,7 +45,7 @@ test-trainer: install-dev
 soak: install-dev
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-# The sandboxes and the RayJob launcher on Kubernetes from Debian's source package: about nine CPU minutes the first time, kept in the user's cache directory.
+# The sandboxes and the RayJob launcher on Kubernetes from Debian's source package: about nine CPU minutes the first time, then cached.
 test-cluster: install-dev
 	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k cluster tests/cluster tests/sandbox/environments tests/sandbox/kubernetes tests/trainer/kuberay/test_cluster.py
 
