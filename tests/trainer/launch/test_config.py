@@ -100,6 +100,7 @@ OURS = {
     "trainer.start": "the launcher",
     "trainer.launcher": "the launcher",
     "trainer.cluster.jobs": "the launcher",
+    "trainer.cluster.kubernetes": "the launcher",
     "trainer.schedule": "the choice of trainer",
     "trainer.staleness": "the rollout manager",
     "rollout.top_p": "refused unless off",
