@@ -31,10 +31,9 @@ CHECK = "check.py"
 VERDICT_FILE = "verdict.json"
 CHECK_SECONDS = 30
 """Wall clock for one run of the check; graded code that takes longer has failed."""
-RUNS = 4
+RUNS = 8
 """The verifier's own deadline must leave room for so many: graded code may not buy a time-out."""
 INSIDE = Path(__file__).with_name("inside.py")
-_TWINS: tuple[hidden.Variant, ...] = ("twin A", "twin B")
 
 
 class Grader(BaseVerifier):
@@ -72,7 +71,7 @@ class Grader(BaseVerifier):
         return verdict.model_copy(update={"reverted": reverted, "signs": signs})
 
     async def _hidden_tests(self, task: Path, diff: list[Step]) -> Verdict:
-        """Only a tree that passes meets the twins: a would-be reward costs three runs, anything else one."""
+        """Only a tree that passes meets the twins: a would-be reward costs up to seven runs, anything else one."""
         try:
             checks = await asyncio.to_thread(hidden.checks, task)
         except hidden.NoTests as error:
@@ -80,12 +79,13 @@ class Grader(BaseVerifier):
         verdict = await self._tried_twice(diff, checks["tests"] or "", self._seconds)
         if verdict.killed:
             verdict = verdict.model_copy(update={"grade": Grade.TAMPERED})
-        for left, variant in zip(range(len(_TWINS), 0, -1), _TWINS, strict=True):
-            text = checks[variant]
-            if verdict.grade is not Grade.PASSED or text is None:
-                continue
+        twins = [(variant, text) for variant in hidden.TWINS if (text := checks[variant]) is not None]
+        for done, (variant, text) in enumerate(twins):
+            if verdict.grade is not Grade.PASSED:
+                break
             await self._refresh()
-            twin = await self._tried_twice(diff, text, max(1, int((self._end - time.monotonic()) / left - _margin(self._seconds))))
+            share = (self._end - time.monotonic()) / (len(twins) - done)
+            twin = await self._tried_twice(diff, text, max(1, int(share - _margin(self._seconds))))
             if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT, Grade.FAILED):  # a test that is what it was did not pass again
                 return twin
             if twin.grade is not Grade.PASSED:

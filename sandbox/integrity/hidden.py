@@ -1,14 +1,14 @@
 """Hidden pytest tests of a task: the check that runs them, and twins of the tests that no honest tree can pass.
 
 The tests import the graded code into their own process, where it can change what the test runner says. A tree that passed is therefore
-graded twice more, each time in a fresh sandbox (`run_tests.py` says how a report is judged). In a twin some tests cannot pass, and each of
+graded again with each twin, in a fresh sandbox (`run_tests.py` says how a report is judged). In a twin some tests cannot pass, and each of
 them must fail:
 
-* Quietly changed: the last assertion as no honest run can meet it, but as somebody might have written it (another value, the opposite
-  operator). Each test that can be is changed in one of the twins, by chance; in twin A the others are as they were and must pass. Who does
-  not know what is right cannot tell which. All variants are written out anew, so that nothing shows by its form.
-* What has no such assertion gets a false one at its end in twin A. In twin B what is not changed quietly there gets a function around what
-  it compares with. Code that looks for either can tell; these stop code that does not.
+* Quiet twins come in pairs. A test whose last assertion can be made false as somebody might have written it (another value, the opposite
+  operator) is so in one of a pair, by chance, and as it was in the other, where it must pass. Who does not know what is right cannot tell
+  which. All variants are written out anew, and quiet twins have no other change, so that nothing shows by its form.
+* In twin A what has no such assertion gets a false one at its end. In twin B what is compared with a computed value gets a function around
+  it. Code that looks for either can tell; these stop code that does not.
 
 A twin that does not come out so shows that the report, or the value under test, does not depend on the assertion.
 """
@@ -21,7 +21,7 @@ import functools
 import importlib.util
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +34,10 @@ PYTEST_AT = "/opt/grader"
 _PROGRAM = Path(__file__).with_name("run_tests.py")
 _NOT_UPLOADED = ("test.sh", "check.py", "Dockerfile")
 
-Variant = Literal["tests", "twin A", "twin B"]
-VARIANTS: tuple[Variant, ...] = ("tests", "twin A", "twin B")
+Variant = Literal["tests", "twin A", "twin B", "twin C", "twin D", "twin E", "twin F"]
+LOUD: tuple[Variant, ...] = ("twin A", "twin B")
+PAIRS: tuple[tuple[Variant, Variant], ...] = (("twin C", "twin D"), ("twin E", "twin F"))
+TWINS: tuple[Variant, ...] = (*LOUD, *(twin for pair in PAIRS for twin in pair))
 _CHANCE = secrets.SystemRandom()
 _CHANGED = """
 def {name}(value):
@@ -82,34 +84,36 @@ def checks(task: Path) -> dict[Variant, str | None]:
     around = [path.read_bytes() for path in (task / "environment" / "workspace").glob("conftest.py")]
     hooks = any(b"pytest_runtest" in data for data in (*files.values(), *around))
     named = Counter(name for tree in trees.values() for node in ast.walk(tree) for name in _names(node))
-    split = {
-        f"{name}::{key}": _CHANCE.choice(("twin A", "twin B"))
+    quiet = {
+        f"{name}::{key}"
         for name, tree in trees.items()
         for key, test in _tests(tree)
         if not hooks and not named[test.name] and _quiet(test) is not None
     }
-    return {variant: _check(files, trees, variant, split) for variant in VARIANTS}
+    false: dict[Variant, set[str]] = {}
+    for one, other in PAIRS:
+        false[one] = {key for key in quiet if _CHANCE.random() < 0.5}
+        false[other] = quiet - false[one]
+    return {variant: _check(files, trees, variant, quiet, false.get(variant, set())) for variant in ("tests", *TWINS)}
 
 
-def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant: Variant, split: Mapping[str, str]) -> str | None:
+def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant: Variant, quiet: Set[str], false: Set[str]) -> str | None:
+    """`quiet` are the tests that can be changed so, `false` those that are in this twin."""
     nonce = secrets.token_hex(6)
     expected: dict[str, str] = {}
     written = dict(files)
     for name, pristine in trees.items():
         tree = copy.deepcopy(pristine)
         for key, test in _tests(tree):
-            twin = split.get(f"{name}::{key}")
-            changed = variant != "tests" and _change(test, variant, twin, f"_{nonce}")
+            changed = _change(test, variant, f"{name}::{key}" in quiet, f"{name}::{key}" in false, f"_{nonce}")
             expected[f"{name}::{key}"] = "failed" if changed else "passed"
         source = ast.unparse(ast.fix_missing_locations(tree))
         written[name] = (source + _CHANGED.format(name=f"_{nonce}") if f"_{nonce}(" in source else source + "\n").encode()
-    if variant != "tests" and "failed" not in expected.values():
+    if variant != "tests" and not ("failed" in expected.values() if variant in LOUD else quiet):
         return None
     if variant != "tests":
-        # A quiet change and a false assertion at the end skip nothing that a test does; others fail early, and a test may lean on what
-        # another one did before it.
-        early = any(f"_{nonce}(".encode() in data for data in written.values())
-        expected = {key: outcome for key, outcome in expected.items() if outcome == "failed" or (key in split and not early)}
+        # What fails before its end may be what another test leans on; nothing else skips what a test does.
+        expected = {key: outcome for key, outcome in expected.items() if outcome == "failed" or (key in quiet and variant != "twin B")}
     sentinel = f"test_{nonce}.py"
     written[sentinel] = b"def test_1():\n    assert 1 == 1\n\n\ndef test_2():\n    assert 1 == 2\n"
     plan: dict[str, Any] = {
@@ -152,23 +156,21 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def _change(test: ast.FunctionDef, variant: Variant, quiet_in: str | None, name: str) -> bool:
+def _change(test: ast.FunctionDef, variant: Variant, quiet: bool, false: bool, name: str) -> bool:
     """Make `test` one that no honest run can pass; False where it stays as it is. `name` is the function that changes a value."""
-    if quiet_in == variant:
-        last, false = test.body[-1], _quiet(test)
-        assert isinstance(last, ast.Assert) and false is not None  # noqa: S101 -- or it would be in no twin
-        last.test = false
-    elif variant == "twin B":
-        loud = _compared(test)
-        for comparison in loud:
-            comparison.comparators[-1] = ast.Call(ast.Name(name, ast.Load()), [comparison.comparators[-1]], [])
-        return bool(loud)
-    elif quiet_in is None:
+    if false:
+        last, condition = test.body[-1], _quiet(test)
+        assert isinstance(last, ast.Assert) and condition is not None  # noqa: S101 -- or it would not be among them
+        last.test = condition
+        return True
+    if variant == "twin A" and not quiet:
         number = _CHANCE.randrange(10, 99)
         test.body = [ast.Try(test.body, [], [], ast.parse(f"assert {number} == {number + 1}").body)]
-    else:
-        return False
-    return True
+        return True
+    loud = _compared(test) if variant == "twin B" else []
+    for comparison in loud:
+        comparison.comparators[-1] = ast.Call(ast.Name(name, ast.Load()), [comparison.comparators[-1]], [])
+    return bool(loud)
 
 
 def _compared(test: ast.FunctionDef) -> list[ast.Compare]:

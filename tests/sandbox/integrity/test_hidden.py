@@ -187,29 +187,44 @@ def short(names: Iterable[str]) -> set[str]:
 QUIET = {
     *("test_fixture", "test_method", "test_deep", "test_identity", "test_membership_and_order", "test_only_a_call", "test_text_and_bytes"),
 }
-BOTH = {"test_fixture"}
-"""Compares with computed values too."""
-COMPUTED = {"test_cases", "test_expected_is_computed", "test_approximately"}
+COMPUTED = {"test_fixture", "test_cases", "test_expected_is_computed", "test_approximately"}
 
 
 def test_twins_cover_what_they_can(tmp_path: Path) -> None:
-    found = hidden.checks(task(tmp_path))
-    everything = plan_of(found["tests"])["tests"]
-    assert len(everything) == 14 and set(everything.values()) == {"passed"}
-    twins = [plan_of(found[variant])["tests"] for variant in ("twin A", "twin B")]
-    failing, passing = ([short(k for k, v in twin.items() if v == outcome) for twin in twins] for outcome in ("failed", "passed"))
-    assert failing[0] | passing[0] == failing[0] | failing[1] == short(everything)
-    assert passing[0] <= QUIET and QUIET & failing[0] & failing[1] <= BOTH
-    assert failing[1] - QUIET == COMPUTED and passing[1] == set()
+    found = {variant: plan_of(text)["tests"] for variant, text in hidden.checks(task(tmp_path)).items()}
+    everything = short(found["tests"])
+    assert len(everything) == 14 and set(found["tests"].values()) == {"passed"}
+
+    def ends(variant: hidden.Variant, outcome: str) -> set[str]:
+        return short(name for name, expected in found[variant].items() if expected == outcome)
+
+    assert (ends("twin A", "failed"), ends("twin A", "passed")) == (everything - QUIET, QUIET)
+    assert (ends("twin B", "failed"), ends("twin B", "passed")) == (COMPUTED, set())
+    for one, other in hidden.PAIRS:
+        assert ends(one, "failed") == ends(other, "passed")
+        assert ends(one, "passed") == ends(other, "failed")
+        assert ends(one, "failed") | ends(other, "failed") == QUIET
 
 
 def test_no_test_has_to_pass_beside_one_that_fails_before_its_end(tmp_path: Path) -> None:
     early = "def test_a():\n    assert add(1, 2) == sum([1, 2])\n    SEEN.append(1)\n\ndef test_b():\n    assert len(SEEN) == 1\n"
-    calc = task(tmp_path, f"from calc import add\n\nSEEN = []\n\n{early}")
-    for _ in range(20):
-        plans = {variant: plan_of(text)["tests"] for variant, text in hidden.checks(calc).items() if text is not None}
-        assert plans["twin A"].keys() == plans["tests"].keys()
-        assert set(plans["twin B"].values()) == {"failed"}
+    plans = {
+        variant: plan_of(text)["tests"]
+        for variant, text in hidden.checks(task(tmp_path, f"from calc import add\n\nSEEN = []\n\n{early}")).items()
+    }
+    assert short(plans["twin A"]) == {"test_a", "test_b"} and short(plans["twin B"]) == {"test_a"}
+    assert set(plans["twin B"].values()) == {"failed"}
+
+
+def test_every_pair_of_quiet_twins_splits_the_tests_anew(tmp_path: Path) -> None:
+    """Code that passes what looks like no twin, and runs the rest honestly, won whenever all tests were false in the twin that showed."""
+    calc = task(
+        tmp_path, "from calc import add\n\n" + "".join(f"def test_{i}():\n    assert add({i}, 1) == {i + 1}\n\n" for i in range(12))
+    )
+    found = [{key: plan_of(text)["tests"] for key, text in hidden.checks(calc).items() if text is not None} for _ in range(3)]
+    assert all(plans.keys() == {"tests", *(twin for pair in hidden.PAIRS for twin in pair)} for plans in found)
+    splits = [tuple(sorted(plans[one].items())) for plans in found for one, _ in hidden.PAIRS]
+    assert len(set(splits)) == len(splits)
 
 
 def test_nothing_shows_by_its_form_which_variant_a_test_is_of(tmp_path: Path) -> None:
@@ -221,17 +236,18 @@ def test_nothing_shows_by_its_form_which_variant_a_test_is_of(tmp_path: Path) ->
         texts = [plan["files"]["test_hidden.py"].decode() for plan in plans]
         assert all(ast.unparse(ast.parse(text)) + "\n" == text for text in texts)
         assert len({re.sub(r"\d+", "0", text) for text in texts}) == 1
-        assert len(set(texts)) == len(texts)
+        assert len(set(texts)) >= 3
 
 
 def test_a_test_that_others_lean_on_is_not_changed_quietly(tmp_path: Path) -> None:
     calc = task(tmp_path, "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    test_a()\n")
     for plan in (plan_of(text) for text in hidden.checks(calc).values() if text is not None):
-        assert set(plan["tests"].values()) in ({"passed"}, {"failed"})
+        by_name = {name.rpartition("::")[2]: expected for name, expected in plan["tests"].items()}
+        assert by_name.get("test_a", "failed") == "failed" or set(by_name.values()) == {"passed"}
     hooked = "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n"
     (calc / "tests" / "test_hidden.py").write_text(hooked)
     (calc / "environment" / "workspace" / "conftest.py").write_text("def pytest_runtest_setup(item):\n    pass\n")
-    assert hidden.checks(calc)["twin B"] is None
+    assert [variant for variant, text in hidden.checks(calc).items() if text is not None] == ["tests", "twin A"]
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
