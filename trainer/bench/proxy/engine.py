@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from trainer.engine.base import EngineError, Generation, GenerationRequest
 
@@ -123,4 +124,4 @@ def _chat(answer: dict[str, Any]) -> bytes:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(json.loads(Path(sys.argv[1]).read_text())))
+    uvloop.run(serve(json.loads(Path(sys.argv[1]).read_text())))
