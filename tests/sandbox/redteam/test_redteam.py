@@ -122,7 +122,7 @@ def test_with_its_history_in_place_a_repository_gives_the_fix_away(monkeypatch: 
 
 
 def test_without_twins_code_that_reads_or_patches_the_tests_earns_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.integrity.grade._TWINS", ())
+    monkeypatch.setattr("sandbox.integrity.hidden.TWINS", ())
     names = {"equals-everything", "reads-its-answers-from-the-tests", "patches-the-runner-for-hidden-tests-only", "replaces-the-tests"}
     assert [row["reward"] for row in asyncio.run(play(named(names)))] == [1, 1, 1, 1]
     assert hidden.DIRECTORY == "tests"
