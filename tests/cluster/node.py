@@ -45,7 +45,7 @@ class Node:
             self._parts[name] = subprocess.Popen(
                 [name, *arguments], cwd=self._state, env=self._programs.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        record(self._state, name, [name, *arguments], self._parts[name].pid)
+        record(self._state, name, [name, *arguments], self._programs.env, self._parts[name].pid)
 
     def until(self, what: str, part: str, true: Callable[[], bool]) -> None:
         """Wait until `true`; raises NotUp when the part ends or the time does."""

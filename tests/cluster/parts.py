@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 _ENDS_S = 30
@@ -19,6 +20,7 @@ class Part:
         self._state, self._name = state, name
         record = json.loads((state / f"{name}.part").read_text())
         self.argv: list[str] = record["argv"]
+        self._env: dict[str, str] = record["env"]
         self._pid: int = record["pid"]
 
     def kill(self) -> None:
@@ -44,16 +46,13 @@ class Part:
 
     def start(self, argv: list[str] | None = None) -> None:
         """Start it again, once with other arguments where some are given."""
-        from .build import Programs
-
-        env = Programs(self._state.parent / "bin", self._state.parent / "tools").env
         with (self._state / f"{self._name}.log").open("ab") as log:
             started = subprocess.Popen(
-                argv or self.argv, cwd=self._state, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                argv or self.argv, cwd=self._state, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._pid = started.pid
-        record(self._state, self._name, self.argv, started.pid)
+        record(self._state, self._name, self.argv, self._env, started.pid)
 
 
-def record(state: Path, name: str, argv: list[str], pid: int) -> None:
-    (state / f"{name}.part").write_text(json.dumps({"argv": argv, "pid": pid}))
+def record(state: Path, name: str, argv: list[str], env: Mapping[str, str], pid: int) -> None:
+    (state / f"{name}.part").write_text(json.dumps({"argv": argv, "env": dict(env), "pid": pid}))
