@@ -53,6 +53,7 @@ def _head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"--port={port}",
         f"--node-ip-address={loopback_address(secrets.token_hex(8))}",
     ]
+    command += [f"--dashboard-agent-listen-port={free_port()}", f"--ray-client-server-port={free_port()}"]  # or another head has them
     command += [f"--dashboard-port={jobs}", "--dashboard-host=127.0.0.1", "--num-cpus=2", f"--temp-dir={home}", "--disable-usage-stats"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | settings("cpu")
     with (home / "log").open("wb") as log:
