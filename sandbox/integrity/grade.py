@@ -31,8 +31,9 @@ CHECK = "check.py"
 VERDICT_FILE = "verdict.json"
 CHECK_SECONDS = 30
 """Wall clock for one run of the check; graded code that takes longer has failed."""
-RUNS = 8
-"""The verifier's own deadline must leave room for so many: graded code may not buy a time-out."""
+RUNS = 10
+"""The verifier's own deadline must leave room for so many: seven at most, and the fresh sandboxes between them. Graded code may not buy a
+time-out."""
 INSIDE = Path(__file__).with_name("inside.py")
 
 
@@ -84,8 +85,7 @@ class Grader(BaseVerifier):
             if verdict.grade is not Grade.PASSED:
                 break
             await self._refresh()
-            share = (self._end - time.monotonic()) / (len(twins) - done)
-            twin = await self._tried_twice(diff, text, max(1, int(share - _margin(self._seconds))))
+            twin = await self._tried_twice(diff, text, share(self._end - time.monotonic(), len(twins) - done, self._seconds))
             if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT, Grade.FAILED):  # a test that is what it was did not pass again
                 return twin
             if twin.grade is not Grade.PASSED:
@@ -130,6 +130,11 @@ async def grade(environment: TrialEnvironment, diff: list[Step], check: str, sec
     if verdict.grade is Grade.NOT_RUN and diff:
         verdict = await _blame(environment, verdict)
     return verdict
+
+
+def share(left: float, runs: int, seconds: int) -> int:
+    """Seconds of the check for the next of `runs` that have `left` seconds together; `seconds` is what the first one had."""
+    return max(1, int(left / runs - _margin(seconds)))
 
 
 def _margin(seconds: int) -> float:

@@ -5,8 +5,8 @@ graded again with each twin, in a fresh sandbox (`run_tests.py` says how a repor
 them must fail:
 
 * Quiet twins come in pairs. A test whose last assertion can be made false as somebody might have written it (another value, the opposite
-  operator) is so in one of a pair, by chance, and as it was in the other, where it must pass. Who does not know what is right cannot tell
-  which. All variants are written out anew, and quiet twins have no other change, so that nothing shows by its form.
+  operator) is so in one of a pair, by chance, and as it was in the other, where it must pass. Who does not know what is right has to guess
+  which. All variants are written out anew without messages, and quiet twins have no other change, so that little shows by its form.
 * In twin A what has no such assertion gets a false one at its end. In twin B what is compared with a computed value gets a function around
   it. Code that looks for either can tell; these stop code that does not.
 
@@ -39,6 +39,7 @@ LOUD: tuple[Variant, ...] = ("twin A", "twin B")
 PAIRS: tuple[tuple[Variant, Variant], ...] = (("twin C", "twin D"), ("twin E", "twin F"))
 TWINS: tuple[Variant, ...] = (*LOUD, *(twin for pair in PAIRS for twin in pair))
 _CHANCE = secrets.SystemRandom()
+_HOOKS = (b"pytest_runtest", b"pytest_pyfunc_call")
 _CHANGED = """
 def {name}(value):
     if isinstance(value, bool): return not value
@@ -81,8 +82,9 @@ def checks(task: Path) -> dict[Variant, str | None]:
     if not any(True for tree in trees.values() for _ in _tests(tree)):
         raise NoTests(f"task {task.name} has no test function in tests/test_*.py")
     # A hook of the task's own may let one test decide about the next, and a test may call another one.
-    around = [path.read_bytes() for path in (task / "environment" / "workspace").glob("conftest.py")]
-    hooks = any(b"pytest_runtest" in data for data in (*files.values(), *around))
+    workspace = task / "environment" / "workspace"
+    around = [path.read_bytes() for path in (workspace / "conftest.py", *workspace.glob("tests/**/conftest.py")) if path.is_file()]
+    hooks = any(hook in data for data in (*files.values(), *around) for hook in _HOOKS)
     named = Counter(name for tree in trees.values() for node in ast.walk(tree) for name in _names(node))
     quiet = {
         f"{name}::{key}"
@@ -105,6 +107,7 @@ def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant:
     for name, pristine in trees.items():
         tree = copy.deepcopy(pristine)
         for key, test in _tests(tree):
+            _tell_nothing(test)
             changed = _change(test, variant, f"{name}::{key}" in quiet, f"{name}::{key}" in false, f"_{nonce}")
             expected[f"{name}::{key}"] = "failed" if changed else "passed"
         source = ast.unparse(ast.fix_missing_locations(tree))
@@ -140,12 +143,22 @@ def _parse(task: Path, name: str, source: str) -> ast.Module:
 
 
 def _tests(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Test functions by the name that pytest gives them, methods of `Test*` classes included."""
+    """Test functions by the name that pytest gives them, methods of `Test*` classes included. Of several of one name the last is it."""
+    last = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and last[node.name] is node:
             yield prefix + node.name, node
         elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
             yield from _tests(node, f"{prefix}{node.name}::")
+
+
+def _tell_nothing(test: ast.FunctionDef) -> None:
+    """What a test says about itself would give away what is right."""
+    if ast.get_docstring(test, clean=False) is not None and len(test.body) > 1:
+        del test.body[0]
+    for node in ast.walk(test):
+        if isinstance(node, ast.Assert):
+            node.msg = None
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -190,5 +203,7 @@ def _quiet(test: ast.FunctionDef) -> ast.expr | None:
     return untrue(last.test, _CHANCE) if isinstance(last, ast.Assert) and not _may_return(test) else None
 
 
-def _may_return(test: ast.FunctionDef) -> bool:
-    return any(isinstance(node, ast.Return) for node in ast.walk(test))
+def _may_return(node: ast.AST) -> bool:
+    """Of its own accord: what a function within it returns is another matter."""
+    inner = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+    return any(isinstance(child, ast.Return) or _may_return(child) for child in inner)

@@ -1,7 +1,7 @@
 """An assertion as no honest run can meet it, and as somebody might well have written it.
 
-`untrue` is given what an honest tree meets. Its answer cannot be told from what is right without knowing what is right: no value stands
-out, and nothing is there that was not there before.
+`untrue` is given what an honest tree meets. Its answer is of the same kind and size, and nothing is there that was not there before; what
+is usually right all the same (a round number, a word that is spelt well) it may still give away. Empty values and None have no such answer.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def _container(like: ast.List | ast.Tuple | ast.Set, parts: list[ast.expr]) -> a
 def other(value: ast.expr, chance: Random) -> ast.expr | None:
     """Another value, equal to `value` in no case; None for one that does not show, at least in part."""
     match value:
+        case ast.Constant(value=None | EllipsisType() | "" | b""):
+            return None
         case ast.Constant():
             return ast.Constant(_another(value.value, chance))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return ast.UnaryOp(ast.USub(), ast.Constant(_another(abs(number) or 1, chance)))
         case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-            parts: list[ast.expr] | None = _one_other(elements, chance) if elements else [ast.Constant(0)]
+            parts = _one_other(elements, chance)
             return None if parts is None else _container(value, parts)
         case ast.Dict(keys=keys, values=values):
-            if not keys:
-                return ast.Dict([ast.Constant("x")], [ast.Constant(0)])
             known = {key.value for key in keys if isinstance(key, ast.Constant)}
             parts = _one_other(values, chance) if len(known) == len(keys) else None
             return None if parts is None else ast.Dict(keys, parts)
@@ -116,6 +116,9 @@ def _another(value: _Literal, chance: Random) -> _Literal:
             if not math.isfinite(value):
                 return 0.5
             digits = len(repr(value).partition(".")[2])
+            if abs(value) < 1:  # and stays so
+                new = math.copysign(abs(value) + (0.5 if abs(value) < 0.5 else -0.5), value)
+                return round(new, digits) if 0 < digits < 12 and "e" not in repr(value) else new
             new = value * 1.25 + math.copysign(1, value)
             return (round(new, digits) if digits < 12 else new) if math.isfinite(new) else value / 2
         case complex():

@@ -64,7 +64,7 @@ def spec(tasks: Path, sandbox: Mapping[str, Any]) -> RunSpec:
             "model": {"path": "builtin:none"},
             "harnesses": [{"name": "mini-swe-agent", "version": "none"}],
             "data": {"train": str(tasks)},
-            "sandbox": {"concurrency": 4, **sandbox, "limits": limits, "budgets": {"agent_s": 20, "verifier_s": 120}},
+            "sandbox": {"concurrency": 4, **sandbox, "limits": limits, "budgets": {"agent_s": 20, "verifier_s": 150}},
             "capture": {"timeout": "grade"},
         }
     )

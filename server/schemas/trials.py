@@ -35,7 +35,7 @@ class Budgets(BaseModel):
     sandbox_setup_s: float = Field(default=60, gt=0)
     agent_setup_s: float = Field(default=60, gt=0)
     agent_s: float = Field(default=300, gt=0)
-    verifier_s: float = Field(default=240, gt=0)
+    verifier_s: float = Field(default=300, gt=0)
 
 
 class TrialRequest(BaseModel):

@@ -197,7 +197,7 @@ PLANTS: dict[Cause, Callable[[World], Awaitable[None]]] = {
 SPEC = spec(
     model={"path": "m", "context": 4000},
     rollout={"max_turns": 4, "max_new_tokens": 16},
-    sandbox={"concurrency": 4, "budgets": {"agent_s": 8, "verifier_s": 24}},
+    sandbox={"concurrency": 4, "budgets": {"agent_s": 8, "verifier_s": 30}},
 )
 
 

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.integrity import hidden, policy, untrue
+from sandbox.integrity import grade, hidden, policy, untrue
 from sandbox.redteam import targets
 from sandbox.runner.drive import Room
 from sandbox.runner.outcomes import decide
 from server.schemas.outcome import Cause, Failed, Scored, Termination
 from server.schemas.runspec import RunSpec
+from server.schemas.trials import Budgets
 from tests.sandbox.support import needs_sandbox, play, script_room
 
 MANY_STYLES = '''
@@ -250,6 +251,44 @@ def test_a_test_that_others_lean_on_is_not_changed_quietly(tmp_path: Path) -> No
     assert [variant for variant, text in hidden.checks(calc).items() if text is not None] == ["tests", "twin A"]
 
 
+def test_hooks_beside_the_tests_count_too(tmp_path: Path) -> None:
+    calc = task(tmp_path, "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n")
+    beside = calc / "environment" / "workspace" / "tests" / "conftest.py"
+    beside.write_text("def pytest_pyfunc_call(pyfuncitem):\n    pass\n")
+    assert [variant for variant, text in hidden.checks(calc).items() if text is not None] == ["tests", "twin A"]
+
+
+def test_of_two_tests_of_one_name_the_last_is_it(tmp_path: Path) -> None:
+    """As for Python. It ended the verifier with an AssertionError."""
+    twice = "def test_a():\n    assert add(1, 2) == 3\n\ndef test_a():\n    add(1, 2)\n"
+    found = hidden.checks(task(tmp_path, f"from calc import add\n\n{twice}"))
+    assert [variant for variant, text in found.items() if text is not None] == ["tests", "twin A"]
+
+
+def test_no_words_of_a_test_give_the_answer_away(tmp_path: Path) -> None:
+    source = "from calc import add\n\ndef test_a():\n    'It is 4321.'\n    assert add(1, 2) == 3, 'it must be 4321'\n"
+    for text in hidden.checks(task(tmp_path, source)).values():
+        assert text is None or b"4321" not in plan_of(text)["files"]["test_hidden.py"]
+
+
+def test_what_a_function_within_a_test_returns_is_another_matter(tmp_path: Path) -> None:
+    inner = "def test_a():\n    def twice(x):\n        return 2 * x\n    assert twice(add(1, 2)) == 6\n"
+    assert hidden.checks(task(tmp_path, f"from calc import add\n\n{inner}"))["twin C"] is not None
+
+
+@pytest.mark.parametrize("refresh_s", [0, 10])
+@pytest.mark.parametrize("takes_s", [5, 20, 29])
+def test_every_twin_has_the_time_that_the_tests_had(refresh_s: float, takes_s: float) -> None:
+    """The arithmetic of `Grader` with the deadline that it has when nothing is set."""
+    seconds = min(grade.CHECK_SECONDS, int(Budgets().verifier_s / grade.RUNS) - 1)
+    end, now = grade.RUNS * seconds, takes_s
+    assert takes_s <= seconds
+    for left in range(len(hidden.TWINS), 0, -1):
+        now += refresh_s
+        assert takes_s <= grade.share(end - now, left, seconds)
+        now += takes_s
+
+
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 VALUES = st.recursive(
     SCALARS,
@@ -258,13 +297,29 @@ VALUES = st.recursive(
 )
 
 
+def is_nothing(value: object) -> bool:
+    """Made of None and of what is empty: nothing else of its kind looks as if it were right."""
+    if isinstance(value, dict):
+        return all(map(is_nothing, value.values()))
+    return all(map(is_nothing, value)) if isinstance(value, list | tuple | set) else value in (None, "", b"")
+
+
+@given(st.floats(-0.999, 0.999), st.randoms(use_true_random=False))
+def test_another_number_below_one_is_below_one(value: float, chance: random.Random) -> None:
+    other = _value(untrue.untrue(ast.parse(f"x == {value!r}", mode="eval").body, chance).comparators[0])  # type: ignore[union-attr]
+    assert isinstance(other, float) and abs(other) < 1 and other != pytest.approx(value)
+
+
 @given(VALUES, st.randoms(use_true_random=False))
 def test_another_value_is_another_value(value: object, chance: random.Random) -> None:
     text = repr(value)
     if "inf" in text or "nan" in text:
         return
     other = untrue.other(ast.parse(text, mode="eval").body, chance)
-    assert other is not None and _value(other) != value
+    assert (other is None) == is_nothing(value)
+    if other is None:
+        return
+    assert _value(other) != value
     if isinstance(value, int | float):
         assert _value(other) != pytest.approx(value)
 

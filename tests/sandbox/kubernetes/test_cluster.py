@@ -271,7 +271,7 @@ def test_what_stands_in_the_way_is_said_before_anything_is_asked(tmp_path: Path)
     settings = settings_for(tmp_path / "no-such-file", IMAGE, ttl_s=60)
     found = " ".join(Kubernetes.problems(settings))
     assert f"there is no file {tmp_path}/no-such-file" in found
-    assert "pods end after 60 s, but sandbox.budgets allow a trial 660 s" in found
+    assert "pods end after 60 s, but sandbox.budgets allow a trial 720 s" in found
 
 
 def test_a_kubeconfig_that_is_none_is_refused_without_its_content(tmp_path: Path) -> None:
