@@ -83,7 +83,7 @@ def other(value: ast.expr, chance: Random) -> ast.expr | None:
         case ast.Constant():
             return ast.Constant(_another(value.value, chance))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return ast.UnaryOp(ast.USub(), ast.Constant(_another(abs(number) or 1, chance)))
+            return ast.UnaryOp(ast.USub(), ast.Constant(_another(abs(number), chance)))
         case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
             parts = _one_other(elements, chance)
             return None if parts is None else _container(value, parts)

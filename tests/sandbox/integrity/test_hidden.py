@@ -304,7 +304,7 @@ def is_nothing(value: object) -> bool:
     return all(map(is_nothing, value)) if isinstance(value, list | tuple | set) else value in (None, "", b"")
 
 
-@given(st.floats(-0.999, 0.999), st.randoms(use_true_random=False))
+@given(st.floats(-0.999, 0.999) | st.just(-0.0), st.randoms(use_true_random=False))
 def test_another_number_below_one_is_below_one(value: float, chance: random.Random) -> None:
     other = _value(untrue.untrue(ast.parse(f"x == {value!r}", mode="eval").body, chance).comparators[0])  # type: ignore[union-attr]
     assert isinstance(other, float) and abs(other) < 1 and other != pytest.approx(value)
