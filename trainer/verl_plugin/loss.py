@@ -27,7 +27,7 @@ class Objective:
     def __call__(self, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, float]]:
         """Loss of one micro-batch and its sums over rollouts: each row counts with its `share` of its rollout.
 
-        Columns beside verl's: see `CpuWorker`. FSDP averages gradients over data-parallel ranks, hence the factor `dp_size`.
+        Columns beside verl's: see `LegoWorker`. FSDP averages gradients over data-parallel ranks, hence the factor `dp_size`.
         """
         log_probs = no_padding_2_padding(model_output["log_probs"], data)
         optional = [name for name in ("correction", "ref_log_prob") if name in data]

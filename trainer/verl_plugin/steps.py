@@ -33,7 +33,7 @@ from trainer.rollout.rows import PARTITION
 
 from .metrics import LogProbs, ReportingSink, disagreement, fidelity_metrics, numbers, update_metrics
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
-from .worker import CpuWorker
+from .worker import LegoWorker
 
 NO_ROW = "no-row"
 """Stands for the rows of a step that has none: verl clears a step's rows behind it, and an empty list is an error there."""
@@ -61,7 +61,7 @@ class LegoSteps(PPOTrainer):
         super()._init_resource_pool_mgr()
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(CpuWorker)
+                self.role_worker_mapping[role] = ray.remote(LegoWorker)
 
     def fit(self, agent_loop_manager: RolloutManager) -> None:
         self.agent_loop_manager = agent_loop_manager

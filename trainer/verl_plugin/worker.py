@@ -25,7 +25,7 @@ PROBE_TOKENS, PROBE_TOLERANCE = 64, 1e-3
 """Both sides compute in fp32 on a CPU: they agree to some 1e-5 nats."""
 
 
-class CpuWorker(ActorRolloutRefWorker):
+class LegoWorker(ActorRolloutRefWorker):
     """Update batches carry, beside verl's fields, per row: `weight` (advantage times factor), `share` (|M_b| / |M(τ)|), `rollout`
     (number) and, for each epoch e, `minibatch_e` (number of its mini-batch); with a KL term `kl_weight` (coefficient times factor), with
     importance sampling `correction` (per token)."""

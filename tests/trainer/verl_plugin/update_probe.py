@@ -51,12 +51,12 @@ def main(model: str, port: str) -> None:
     from transformers import AutoModelForCausalLM
 
     from trainer.verl_plugin.loss import Objective
-    from trainer.verl_plugin.worker import CpuWorker
+    from trainer.verl_plugin.worker import LegoWorker
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
     optimizer = torch.optim.AdamW(reference.parameters(), lr=LR, betas=(0.9, 0.999), weight_decay=0.01)
     rows = make_rows(reference)
-    worker = CpuWorker.__new__(CpuWorker)  # what update_actor needs of it; the rest wants a Ray actor
+    worker = LegoWorker.__new__(LegoWorker)  # what update_actor needs of it; the rest wants a Ray actor
     worker.actor = make_worker(model)
     answer: dict[str, Any] = {"cases": {}}
     for case in CASES:
