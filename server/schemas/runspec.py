@@ -324,6 +324,9 @@ class Trainer(_Section):
     device: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["fsdp2", "veomni", "megatron"] = "fsdp2"
     parallel: Parallel = Parallel()
+    attention: Literal["flash", "sdpa"] = "flash"
+    """What attends on GPUs. `flash`: the package flash-attn, which can split sequences. `sdpa`: PyTorch's own, with backend fsdp2; it takes
+    memory for the square of a micro-batch's tokens. A CPU has PyTorch's own."""
     offload: bool = False
     """Parameters and optimizer state lie in host memory between passes."""
     micro_batch: int | None = Field(default=None, ge=1)
@@ -394,7 +397,19 @@ class RunSpec(_Section):
         ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
         if gpus % ways:
             raise ValueError(f"trainer.parallel splits the policy over {ways} GPUs, which does not divide the {gpus} of trainer.cluster")
+        if trainer.device == "cuda":
+            self._on_gpus()
         return self
+
+    def _on_gpus(self) -> None:
+        trainer, cluster, size = self.trainer, self.trainer.cluster, self.rollout.tensor_parallel
+        if trainer.start != "plain":
+            raise ValueError("trainer.start warm_fork forks processes, which CUDA does not survive: use start: plain with device cuda")
+        if trainer.attention == "sdpa" and (trainer.backend != "fsdp2" or trainer.parallel.sequence > 1):
+            raise ValueError("trainer.attention sdpa goes with backend fsdp2 and whole sequences: set parallel.sequence: 1, or use flash")
+        each, nodes = cluster.gpus_per_node, cluster.rollout_nodes or cluster.nodes
+        if each % size and (size % each or nodes % (size // each)):
+            raise ValueError(f"rollout.tensor_parallel {size}: {nodes} nodes of {each} GPUs cannot be shared out among copies of that size")
 
     def _in_pods(self) -> None:
         if self.trainer.cluster.kubernetes is None:

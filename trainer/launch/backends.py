@@ -11,6 +11,9 @@ ACTOR = "actor_rollout_ref.actor"
 VLLM_CPU_CACHE = 256_000_000
 """Bytes of KV cache; without a figure vLLM takes a share of the machine's memory."""
 
+VLLM_ON_GPUS = {"+actor_rollout_ref.rollout.engine_kwargs.vllm.moe_backend": "triton"}
+"""Of vLLM's kernels for experts the one that keeps their weights in the layout of a checkpoint: new ones are loaded into it in place."""
+
 
 def backend_settings(spec: RunSpec) -> dict[str, Any]:
     """The keys of `trainer.backend`. VeOmni and Megatron are other parts of verl's configuration (`model_engine`)."""
@@ -34,8 +37,8 @@ def engine_settings(spec: RunSpec) -> dict[str, Any]:
     if spec.rollout.engine == "vllm":
         rollout |= {"gpu_memory_utilization": spec.rollout.gpu_memory, "enable_prefix_caching": True}
     settings = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
-    if spec.rollout.engine == "vllm" and spec.trainer.device == "cpu":
-        settings |= _vllm_on_cpu(spec.algorithm.routing_replay)
+    if spec.rollout.engine == "vllm":
+        settings |= _vllm_on_cpu(spec.algorithm.routing_replay) if spec.trainer.device == "cpu" else VLLM_ON_GPUS
     if apart:
         settings |= {
             "actor_rollout_ref.hybrid_engine": False,
@@ -93,6 +96,9 @@ def _megatron(spec: RunSpec) -> dict[str, Any]:
         "megatron.expert_model_parallel_size": parallel.expert,
         "megatron.context_parallel_size": parallel.context,
         "megatron.pipeline_model_parallel_size": parallel.pipeline,
+        "megatron.override_transformer_config.recompute_granularity": "full",  # what gradient checkpointing is to the others
+        "megatron.override_transformer_config.recompute_method": "uniform",
+        "megatron.override_transformer_config.recompute_num_layers": 1,
     }
 
 

@@ -19,7 +19,11 @@ from .learning import objective_settings, schedule_settings
 
 MICRO_BATCH_TOKENS = 4096
 """Padded tokens per forward pass, measured with the demo policy: 1024 costs a fifth more, 8192 gains nothing."""
+SCORING = ("rollout.log_prob_micro_batch_size_per_gpu", "ref.log_prob_micro_batch_size_per_gpu")
+"""verl's sizes of passes without a gradient: the policy's own ones stand under its rollout."""
 PLAIN = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
+SMALL_ACTORS, CPUS_PER_GPU = 16, 4
+"""CPUs of a Ray cluster of the run's own, which are logical: each of verl's small actors reserves one, and the place of a GPU three."""
 ROWS_PER_ROLLOUT = 16
 """Room in the TransferQueue: branches per rollout on average, far above what harnesses make."""
 
@@ -104,12 +108,14 @@ def _data(spec: RunSpec, place: Place) -> dict[str, Any]:
 
 def _model(spec: RunSpec, place: Place) -> dict[str, Any]:
     on_cpu = spec.trainer.device == "cpu"
-    model = {
+    model: dict[str, Any] = {
         "actor_rollout_ref.model.path": str(place.model),
         "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.model.enable_gradient_checkpointing": not on_cpu,
     }
-    return model | ({"+actor_rollout_ref.model.override_config.attn_implementation": "sdpa"} if on_cpu else {})
+    if on_cpu or spec.trainer.attention == "sdpa":
+        model["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
+    return model
 
 
 def _actor(spec: RunSpec) -> dict[str, Any]:
@@ -126,7 +132,8 @@ def _actor(spec: RunSpec) -> dict[str, Any]:
         "optim.clip_grad": trainer.grad_clip,
         "checkpoint.save_contents": ["hf_model", *(["model", "optimizer", "extra"] if trainer.checkpoint.every else [])],
     }
-    return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | {
+    scoring = {} if trainer.micro_batch is None else {f"actor_rollout_ref.{role}": trainer.micro_batch for role in SCORING}
+    return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | scoring | {
         "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
         "critic.enable": False,
@@ -176,13 +183,13 @@ def _own_ray(spec: RunSpec, place: Place) -> dict[str, Any]:
         "+ray_kwargs.ray_init.include_dashboard": False,
         "+ray_kwargs.ray_init._node_ip_address": loopback_address(place.run_id),
     }
-    if spec.trainer.device == "cpu":
-        settings |= {
-            "ray_kwargs.ray_init.num_cpus": 16,  # logical: verl's small actors reserve one each
-            "+ray_kwargs.ray_init.num_gpus": 2,  # logical: verl counts workers in GPUs
-            "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
-        }
-    return settings
+    if spec.trainer.device == "cuda":
+        return settings | {"ray_kwargs.ray_init.num_cpus": SMALL_ACTORS + CPUS_PER_GPU * spec.trainer.cluster.gpus_per_node}
+    return settings | {
+        "ray_kwargs.ray_init.num_cpus": SMALL_ACTORS,
+        "+ray_kwargs.ray_init.num_gpus": 2,  # logical: verl counts workers in GPUs
+        "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
+    }
 
 
 def loopback_address(run_id: str) -> str:

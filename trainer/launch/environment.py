@@ -24,6 +24,10 @@ ON_CPU = {
     "GLOO_SOCKET_IFNAME": "lo",
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # jemalloc would start a thread in the process that workers are forked from
 }
+ON_GPUS = {
+    "VERL_PLATFORM": "nvidia",  # verl would ask nvidia-smi in every process, and a node without a GPU has none
+    "VLLM_NO_USAGE_STATS": "1",
+}
 OWN_CLUSTER = {
     "RAY_AUTH_MODE": "token",
     "RAY_task_events_report_interval_ms": "0",
@@ -35,7 +39,7 @@ FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK")
 
 
 def settings(device: Literal["cpu", "cuda"]) -> dict[str, str]:
-    return EVERYWHERE | (ON_CPU if device == "cpu" else {})
+    return EVERYWHERE | (ON_CPU if device == "cpu" else ON_GPUS)
 
 
 def of_trackers(run: RunDir) -> dict[str, str]:

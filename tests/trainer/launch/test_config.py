@@ -97,6 +97,7 @@ OURS = {
     "trainer.evaluation.harness": "the rollout manager",
     "trainer.evaluation.rollouts": "the rollout manager",
     "trainer.evaluation.temperature": "the rollout manager",
+    "trainer.attention": "a choice among verl's two words",
     "trainer.start": "the launcher",
     "trainer.launcher": "the launcher",
     "trainer.cluster.jobs": "the launcher",

@@ -11,7 +11,8 @@ import pytest
 import verl.trainer.main_ppo
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from verl.utils.config import omega_conf_to_dataclass
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from server.schemas.runspec import RunSpec
 from server.spec import preset_names, resolve
@@ -46,12 +47,13 @@ COMMON = {
     "rollout.tensor_parallel": "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "rollout.gpu_memory": "actor_rollout_ref.rollout.gpu_memory_utilization",
 }
+ON_ONE_GPU = {"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.start": "plain"}
 ON_GPUS = COMMON.keys() | {field for keys in BACKENDS.values() for field in keys}
 UNUSUAL = {
     "trainer.micro_batch": 3,
     "trainer.offload": True,
     "trainer.cluster": {"nodes": 4, "gpus_per_node": 6, "rollout_nodes": 5, "ray": "head:6379"},
-    "rollout.tensor_parallel": 7,
+    "rollout.tensor_parallel": 3,
     "rollout.gpu_memory": 0.61,
     "trainer.schedule": "async",
 }
@@ -91,6 +93,7 @@ def test_verl_takes_every_preset(preset: str) -> None:
     assert (actor.strategy, rollout.name) == (spec.trainer.backend, spec.rollout.engine)
     assert (rollout.n, rollout.tensor_model_parallel_size) == (spec.rollout.group_size, spec.rollout.tensor_parallel)
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (spec.trainer.cluster.nodes, spec.trainer.cluster.gpus_per_node)
+    validate_config(config, need_reference_policy(config), need_critic(config))  # the first thing that verl's main does
 
 
 def test_the_papers_run_has_every_row_of_its_table_10() -> None:
@@ -150,6 +153,9 @@ def test_megatron_splits_by_tensor_expert_and_context() -> None:
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.sequence": 3}, "does not divide the 1 of trainer.cluster"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.schedule": "async"}, "async generates on nodes of its own"),
         ({"trainer.cluster.nodes": 2}, "a Ray cluster of the run's own has one node"),
+        ({"trainer.device": "cuda", "rollout.engine": "vllm"}, "use start: plain with device cuda"),
+        (ON_ONE_GPU | {"trainer.attention": "sdpa", "trainer.backend": "veomni"}, "sdpa goes with backend fsdp2 and whole sequences"),
+        (ON_ONE_GPU | {"rollout.tensor_parallel": 2}, "rollout.tensor_parallel 2: 1 nodes of 1 GPUs cannot be shared out"),
     ],
 )
 def test_what_does_not_go_together_is_refused(overrides: dict[str, object], message: str) -> None:
