@@ -51,12 +51,27 @@ class ReportingSink:
         self._say(step_line(metrics, step, self._steps))
 
 
-def disagreement(metrics: Mapping[str, float], least: float, learning_rate: float, step: int) -> FindingBody | None:
-    """What is to be said when a step's correlation of probabilities is below `least` (`monitors.pearson`)."""
-    pearson = metrics.get("training/rollout_actor_probs_pearson_corr", math.nan)
-    if not pearson < least:
+PEARSON = "training/rollout_actor_probs_pearson_corr"
+"""verl's name."""
+GROWTH, NOISE = 2.0, 1e-4
+"""How many times the first step's mean difference is growth, and the difference in nats below which nothing is: fp32 has 1e-7 or so."""
+
+
+def disagreement(
+    metrics: Mapping[str, float], least: float, learning_rate: float, step: int, first: float = math.nan
+) -> FindingBody | None:
+    """What is to be said when engine and trainer disagree: log-probs that are not finite, a correlation of probabilities below `least`
+    (`monitors.pearson`) or, at learning rate 0, a mean difference that has grown over `first`, that of the run's first step."""
+    pearson, mean = metrics.get(PEARSON, math.nan), metrics.get("lego/fidelity/mean_abs", math.nan)
+    if metrics.get("lego/fidelity/tokens") and not math.isfinite(mean):
+        title = f"In step {step} a log-probability of engine or trainer is not finite: an overflow in one of them, or weights that are none"
+        return FindingBody(detector="fidelity", title=title, step=step)
+    if pearson < least:
+        seen = f"In step {step} engine and trainer agree with Pearson {pearson:.4f} only, less than monitors.pearson = {least:g}"
+    elif learning_rate == 0 and mean > NOISE and mean > GROWTH * first:
+        seen = f"In step {step} engine and trainer differ by {mean:.2g} nats in the mean, by {first:.2g} at first"
+    else:
         return None
-    seen = f"In step {step} engine and trainer agree with Pearson {pearson:.4f} only, less than monitors.pearson = {least:g}"
     if learning_rate == 0:
         why = "the weights do not change at learning_rate 0, so it comes from the engine: its precision, its kernels, its routes"
     else:
@@ -81,7 +96,7 @@ def step_line(metrics: dict[str, float], step: int, steps: int) -> str:
     parts.append(f"{value('lego/trials', 0):.0f} trials, {value('lego/failed', 0):.0f} failed")
     parts.append(f"{value('lego/groups_with_signal', 0):.0f} of {value('lego/groups', 0):.0f} groups with signal")
     parts.append(f"{value('lego/trained_tokens', 0):,.0f} tokens trained")
-    if not math.isnan(pearson := value("training/rollout_actor_probs_pearson_corr", math.nan)):
+    if not math.isnan(pearson := value(PEARSON, math.nan)):
         parts.append(f"pearson {pearson:.5f}")
     parts.append(f"{value('timing_s/step', 0):.1f} s")
     return "  ".join(parts)
@@ -121,7 +136,8 @@ def fidelity_metrics(columns: LogProbs, harness: Sequence[str], rollout: Sequenc
     `harness` and `rollout` (its number) are per row. Tokens of older weights differ because the policy does: `lagged` says how much. In the
     rest they are compared under their own weights, or left out when that was not computed. What a rollout sampled behind an update that
     it lived through is apart, under `across`: the engine chose experts for the whole context anew, the replayed routes are the older ones.
-    Where anything lags, verl's correlation of probabilities, which is against the present weights, is replaced by that of the rest.
+    verl's correlation of probabilities, which is against the present weights and calls the rounding of a policy that is sure of every token
+    a disagreement, is replaced by that of `lego/fidelity`.
     """
     lengths = np.diff(columns.offsets)
     of_token, trajectory = np.repeat(np.asarray(harness), lengths), np.repeat(np.asarray(rollout), lengths)
@@ -140,8 +156,8 @@ def fidelity_metrics(columns: LogProbs, harness: Sequence[str], rollout: Sequenc
             continue
         found = asdict(fidelity(columns.rollout, trainer, mask, trajectory))
         histogram, pearson = found.pop("histogram"), found.pop("pearson_probability")
-        if prefix == "lego/fidelity" and lagged.any():
-            metrics["training/rollout_actor_probs_pearson_corr"] = pearson
+        if prefix == "lego/fidelity":
+            metrics[PEARSON] = pearson
         metrics |= {f"{prefix}/{name}": float(value) for name, value in found.items()}
         bounds = (-math.inf, *EDGES, math.inf)
         metrics |= {f"{prefix}/log_ratio/{low:g}..{high:g}": float(n) for (low, high), n in zip(pairwise(bounds), histogram, strict=True)}

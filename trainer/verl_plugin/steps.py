@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ class LegoSteps(PPOTrainer):
         """Seconds of the step under way in what verl alone would not do."""
         self._disagreed = False
         """Whether engine and trainer did, further than allowed: it is said once."""
+        self._first_difference = math.nan
+        """Mean |trainer - engine| log-probability of the first step, in nats."""
         self._metrics: dict[str, float] = {}
         """Of the step under way."""
 
@@ -77,7 +80,9 @@ class LegoSteps(PPOTrainer):
             agent_loop_manager.close()
 
     def on_train_begin(self) -> None:
-        self.logger.logger["lego"] = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
+        """The record comes first: whatever a tracker does with a step, it is stored."""
+        ours = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
+        self.logger.logger = {"lego": ours, **self.logger.logger}
 
     def _admit(self, replicas: Sequence[Any]) -> None:
         """vLLM takes some weights as silent garbage: it serves new ones only after it was compared with the trainer. FinalError: it is not
@@ -167,7 +172,7 @@ class LegoSteps(PPOTrainer):
         if checkpoint.every:
             latest = self.agent_loop_manager.checkpoint(self.global_steps, self._metrics)
             write_atomic(self._run.latest_checkpoint, latest.model_dump_json())
-            prune(self._run, checkpoint.keep)
+        prune(self._run, checkpoint.keep)
 
     def _keep_best(self, resolved: int, total: int) -> None:
         """Name the present weights the best ones when they are; they are saved when they were not yet."""
@@ -212,7 +217,7 @@ class LegoSteps(PPOTrainer):
         """Fidelity of the scored batch into `metrics`; returns its log-probabilities and mask."""
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-        rollout, trainer, mask = (data[name].values().numpy() for name in names)
+        rollout, trainer, mask = (data[name].values().float().numpy() for name in names)  # a GPU's may be bf16, which numpy has not
         owners = row_owners(batch.keys, taken.played)
         metrics.update(self.actor_rollout_wg.routing_counts()[0])
         columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
@@ -220,7 +225,9 @@ class LegoSteps(PPOTrainer):
             columns = columns._replace(sampler=self._under_their_weights(batch, columns))
         metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
         monitors, rate = self._spec.monitors, self._spec.trainer.learning_rate
-        if not self._disagreed and (finding := disagreement(metrics, monitors.pearson, rate, self.global_steps)):
+        if math.isnan(self._first_difference):
+            self._first_difference = metrics["lego/fidelity/mean_abs"]
+        if not self._disagreed and (finding := disagreement(metrics, monitors.pearson, rate, self.global_steps, self._first_difference)):
             self._disagreed = True
             self.agent_loop_manager.reporter.report(finding)
         return data

@@ -36,6 +36,37 @@ def test_engine_and_trainer_that_disagree_are_said_with_the_rule_that_tells_whos
     assert settled is not None and "so it comes from the engine" in settled.title
 
 
+def test_a_difference_that_grows_while_no_weights_change_comes_from_the_engine() -> None:
+    now = {"training/rollout_actor_probs_pearson_corr": 0.998, "lego/fidelity/mean_abs": 0.02, "lego/fidelity/tokens": 9.0}
+    found = disagreement(now, 0.99, 0, 4, first=0.005)
+    assert (
+        found is not None and "by 0.02 nats in the mean, by 0.005 at first" in found.title and "so it comes from the engine" in found.title
+    )
+    assert disagreement(now, 0.99, 0, 4, first=0.0) is not None
+    assert disagreement(now, 0.99, 0, 4, first=0.011) is None and disagreement(now, 0.99, 0, 4) is None
+    assert disagreement(now, 0.99, 1e-6, 4, first=0.005) is None, "where the weights change, growth says nothing of the engine"
+    assert disagreement(now | {"lego/fidelity/mean_abs": 5e-7}, 0.99, 0, 4, first=1e-7) is None, "fp32 rounds"
+
+
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_log_probs_that_are_not_finite_are_said(broken: float) -> None:
+    """A correlation with one of them is undefined, which is not the same as good."""
+    columns = LogProbs(np.array([-1.0, -2.0, -3.0]), np.array([-1.0, broken, -3.0]), np.ones(3), np.array([0, 3]), np.zeros(3, int), 0)
+    with np.errstate(invalid="ignore"):
+        found = disagreement(fidelity_metrics(columns, ["mini"], [0]), 0.99, 1e-6, 4)
+    assert found is not None and "is not finite" in found.title
+    nothing = fidelity_metrics(columns._replace(mask=np.zeros(3)), ["mini"], [0])
+    assert disagreement(nothing, 0.99, 1e-6, 4) is None
+
+
+def test_a_policy_that_is_sure_of_every_token_is_no_disagreement() -> None:
+    """Both sides round 1: verl's correlation of that noise is anything."""
+    rollout, trainer = np.random.default_rng(0).uniform(-1e-7, 0, (2, 500))
+    columns = LogProbs(rollout, trainer, np.ones(500), np.array([0, 500]), np.zeros(500, int), 0)
+    metrics = {"training/rollout_actor_probs_pearson_corr": 0.63} | fidelity_metrics(columns, ["mini"], [0])
+    assert disagreement(metrics, 0.99, 1e-6, 4) is None
+
+
 def test_steps_are_reported_and_shown(tmp_path: Path) -> None:
     reporter = Reporter("http://127.0.0.1:1", "r", "t", "trainer", tmp_path)
     said: list[str] = []
