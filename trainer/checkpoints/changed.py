@@ -7,8 +7,8 @@ from typing import Any
 
 from server.schemas.runspec import RunSpec
 
-SECTIONS = ("model", "harnesses", "data", "rollout", "capture", "algorithm", "trainer")
-"""What the curve of a run depends on."""
+SECTIONS = ("model", "harnesses", "data", "sandbox", "rollout", "capture", "algorithm", "trainer")
+"""What the curve of a run depends on: deadlines and limits of a sandbox decide outcomes too."""
 
 
 def learning_side(spec: RunSpec) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from server.schemas.probes import TRAINED_WITH
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+UNTRAINED = ("mtp.", "model.visual.")
+"""Parts that transformers leaves out of a text model, and so out of what it saves: draft layers, a vision tower. They stay the base's."""
 FIRST = 5
 """Tensors that a message names."""
 
@@ -71,17 +72,26 @@ class Checkpoint:
                     self.places = dict.fromkeys(file.keys(), SINGLE)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise ExportError(f"{directory} holds no readable safetensors checkpoint: {error}") from error
+        if elsewhere := [shard for shard in self.shards if Path(shard).name != shard]:  # an export has files of these names
+            raise ExportError(f"{directory / INDEX} names a shard outside of its directory: {elsewhere[0]}")
 
     @property
     def shards(self) -> list[str]:
         return sorted(set(self.places.values()))
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes from the headers; no tensor is read."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes from the headers; no tensor is read. Raises ExportError when the shards are not what the index says."""
+        found: dict[str, tuple[int, ...]] = {}
         for shard in self.shards:
-            with safe_open(self.directory / shard, "pt") as file:
-                for name in file.keys():  # noqa: SIM118  (not a mapping)
-                    yield name, tuple(file.get_slice(name).get_shape())
+            try:
+                with safe_open(self.directory / shard, "pt") as file:
+                    names = [name for name in file.keys() if self.places.get(name) == shard]  # noqa: SIM118  (not a mapping)
+                    found |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            except (OSError, SafetensorError) as error:
+                raise ExportError(f"{self.directory / shard} is no readable shard: {error}") from error
+        if missing := sorted(self.places.keys() - found.keys()):
+            raise ExportError(f"{self.directory} lacks {_few(missing)}, which its index names")
+        return found
 
     def load(self, name: str) -> torch.Tensor:
         with safe_open(self.directory / self.places[name], "pt") as file:
@@ -90,24 +100,25 @@ class Checkpoint:
 
 
 def _compare(ours: Checkpoint, theirs: Checkpoint) -> None:
-    """A tied output layer may stand in one of the two and not in the other: it is the embedding again."""
-    made, wanted = dict(ours.shapes()), dict(theirs.shapes())
+    """A tied output layer may stand in one of the two and not in the other: it is the embedding again. A part of UNTRAINED may be missing,
+    as a whole."""
+    made, wanted = ours.shapes(), theirs.shapes()
     tied = {"lm_head.weight"} if _is_tied(theirs.directory) else set[str]()
+    left_out = tuple(part for part in UNTRAINED if not any(name.startswith(part) for name in made))
     problems = [
-        ("lacks", sorted(wanted.keys() - made.keys() - tied)),
+        ("lacks", sorted(name for name in wanted.keys() - made.keys() - tied if not name.startswith(left_out))),
         ("has besides", sorted(made.keys() - wanted.keys() - tied)),
         (
             "has in another shape",
             [f"{name} {made[name]} for {wanted[name]}" for name in wanted if made.get(name, wanted[name]) != wanted[name]],
         ),
     ]
-    found = [
-        f"{what} {', '.join(names[:FIRST])}{f' and {len(names) - FIRST} more' if len(names) > FIRST else ''}"
-        for what, names in problems
-        if names
-    ]
-    if found:
+    if found := [f"{what} {_few(names)}" for what, names in problems if names]:
         raise ExportError(f"{ours.directory} does not fit {theirs.directory}: it {'; it '.join(found)}")
+
+
+def _few(names: list[str]) -> str:
+    return f"{', '.join(names[:FIRST])}{f' and {len(names) - FIRST} more' if len(names) > FIRST else ''}"
 
 
 def _is_tied(directory: Path) -> bool:
@@ -120,10 +131,20 @@ def _write_shard(ours: Checkpoint, theirs: Checkpoint, shard: str, made: Path) -
     tensors, changed = {}, 0
     for name in (name for name, place in theirs.places.items() if place == shard):
         before = theirs.load(name)
-        tensor = ours.load(name if name in ours.places else "model.embed_tokens.weight")
+        tensor = _counterpart(name, ours, theirs)
         if not torch.isfinite(tensor).all():
             raise ExportError(f"{ours.directory}: {name} holds values that are not finite: export an earlier checkpoint")
         tensors[name] = tensor.to(before.dtype).contiguous()
         changed += not torch.equal(tensors[name], before)
     save_file(tensors, made / shard, metadata={"format": "pt"})
     return changed
+
+
+def _counterpart(name: str, ours: Checkpoint, theirs: Checkpoint) -> torch.Tensor:
+    """Our value of a tensor of the base's."""
+    if name in ours.places:
+        return ours.load(name)
+    if name.startswith(UNTRAINED):
+        return theirs.load(name)
+    (embedding,) = (place for place in ours.places if place.endswith(".embed_tokens.weight"))  # the tied output layer
+    return ours.load(embedding)

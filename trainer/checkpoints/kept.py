@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from server.schemas.probes import TRAINED_WITH
 from server.schemas.rundir import BestFile, RunDir, write_atomic
 
 
@@ -25,16 +26,19 @@ def folder(run: RunDir, step: int) -> Path:
 
 
 def weights(run: RunDir, step: int) -> Path:
-    return folder(run, step) / "actor" / "huggingface"
+    """verl's Megatron writes them a level deeper than its other backends."""
+    actor = folder(run, step) / "actor"
+    deeper = actor / "model" / "huggingface"
+    return deeper if deeper.is_dir() else actor / "huggingface"
 
 
 def kept(run: RunDir) -> list[Kept]:
-    """In the order of their steps."""
+    """In the order of their steps. Those that were being written when the trainer died lack the file that is written last."""
     best, final = read_best(run), run.checkpoints / "final"
     last = final.resolve() if final.is_symlink() else None
     steps = sorted(int(path.name.rpartition("_")[2]) for path in run.checkpoints.glob("global_step_*"))
     found = []
-    for step in (step for step in steps if (weights(run, step) / "config.json").is_file()):
+    for step in (step for step in steps if (weights(run, step) / TRAINED_WITH).is_file()):
         names = {"best": best is not None and best.step == step, "final": weights(run, step).resolve() == last}
         found.append(Kept(step, weights(run, step), tuple(name for name, is_so in names.items() if is_so)))
     return found

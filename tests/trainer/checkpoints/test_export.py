@@ -13,6 +13,7 @@ from server.schemas.datadir import DataDir
 from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, RunDir, RunFile, write_atomic
 from server.schemas.runspec import Data, Harness, Model, Reporting, RunSpec
+from server.schemas.trials import Budgets
 from trainer.checkpoints.changed import changes, learning_side
 from trainer.checkpoints.command import checkpoint
 from trainer.checkpoints.export import Checkpoint, ExportError, export
@@ -95,6 +96,36 @@ def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
     assert torch.equal(made["lm_head.weight"], made["model.embed_tokens.weight"]) and done.changed == 2
 
 
+def test_a_text_model_of_a_multimodal_base_gets_what_training_left_out(tmp_path: Path) -> None:
+    """Qwen3.5's draft layers and vision tower are not loaded, so not saved; its names have `language_model` in them."""
+    text = {name.replace("model.", "model.language_model."): tensor for name, tensor in TENSORS.items()}
+    text |= {"lm_head.weight": text["model.language_model.embed_tokens.weight"].clone()}
+    parts = {"mtp.fc.weight": torch.full((2, 2), 3.0), "model.visual.a": torch.ones(2), "model.visual.b": torch.ones(2)}
+    base = save(tmp_path / "base", text | parts, text_config={"tie_word_embeddings": True})
+    run = {name: tensor.float() + 1 for name, tensor in text.items() if name != "lm_head.weight"}
+    done = export(save(tmp_path / "run", run), base, tmp_path / "out")
+    made = load_file(done.directory / "model.safetensors")
+    assert made.keys() == text.keys() | parts.keys() and done.changed == 3
+    assert all(torch.equal(made[name], tensor) for name, tensor in parts.items())
+    assert torch.equal(made["lm_head.weight"], made["model.language_model.embed_tokens.weight"])
+    with pytest.raises(ExportError, match=r"it lacks model.visual.b$"):
+        export(save(tmp_path / "half", run | {"model.visual.a": torch.ones(2)}), base, tmp_path / "out2")
+
+
+def test_shards_that_are_not_what_the_index_says_are_said(tmp_path: Path, base: Path) -> None:
+    run = save(tmp_path / "run", trained())
+    places = dict.fromkeys([*TENSORS, "model.layers.0.weight"], "model.safetensors")
+    (run / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ExportError, match=r"run lacks model.layers.0.weight, which its index names"):
+        export(run, base, tmp_path / "out")
+    (run / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ExportError, match=r"model.safetensors is no readable shard"):
+        export(run, base, tmp_path / "out")
+    (run / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    with pytest.raises(ExportError, match="names a shard outside of its directory"):
+        export(run, base, tmp_path / "out")
+
+
 def test_a_cut_file_and_a_directory_that_is_there_are_said(tmp_path: Path, base: Path) -> None:
     run = save(tmp_path / "run", trained())
     with pytest.raises(ExportError, match="exists: give a directory that does not"):
@@ -126,6 +157,12 @@ def test_the_best_checkpoint_outlives_the_newest(run: RunDir) -> None:
     assert is_best(run, 15, 20) and not is_best(run, 14, 20), "the earlier of two equal ones stays"
 
 
+def test_weights_that_were_being_written_are_not_listed(run: RunDir) -> None:
+    """The name of the run stands in them when verl has written the rest."""
+    (weights(run, 3) / TRAINED_WITH).unlink()
+    assert [one.step for one in kept(run)] == [1, 2, 4]
+
+
 def test_a_best_step_that_is_done_again_is_forgotten(run: RunDir) -> None:
     forget_after(run, 2)
     assert [(one.step, one.names) for one in kept(run)] == [(1, ()), (2, ("best",))]
@@ -141,9 +178,13 @@ def test_what_was_changed_since_a_checkpoint_is_said_field_by_field(run: RunDir)
     assert changes(before, spec) == changes({}, spec) == []
     algorithm = spec.algorithm.model_copy(update={"clip_low": 0.5})
     harness = spec.harnesses[0].model_copy(update={"version": "2"})
-    changed = spec.model_copy(update={"algorithm": algorithm, "harnesses": [harness], "reporting": Reporting(name="other")})
-    first, second = changes(before, changed)
-    assert first.startswith("harnesses: ") and second == "algorithm.clip_low: 0.0003 → 0.5"
+    sandbox = spec.sandbox.model_copy(update={"budgets": Budgets(agent_s=50)})
+    changed = spec.model_copy(
+        update={"algorithm": algorithm, "harnesses": [harness], "sandbox": sandbox, "reporting": Reporting(name="other")}
+    )
+    first, *rest = changes(before, changed)
+    assert first.startswith("harnesses: ")
+    assert rest == ["sandbox.budgets.agent_s: 300.0 → 50.0", "algorithm.clip_low: 0.0003 → 0.5"]
 
 
 def test_a_best_file_of_another_kind_is_written_anew(run: RunDir) -> None:
