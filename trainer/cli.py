@@ -50,6 +50,25 @@ def check_model(spec_file: Path, as_json: bool) -> None:
     click.echo(facts.model_dump_json() if as_json else "\n".join(lines))
 
 
+@main.command("check-device")
+@click.option(
+    "--spec", "spec_file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A resolved RunSpec, JSON."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check_device(spec_file: Path, as_json: bool) -> None:
+    """What keeps this environment from training on GPUs. Exit code 1 when something does."""
+    from server.schemas.probes import DeviceFacts
+    from server.schemas.runspec import RunSpec
+    from trainer.launch import preflight
+
+    facts = DeviceFacts(troubles=list(preflight.troubles(RunSpec.model_validate_json(spec_file.read_bytes()))))
+    if as_json:
+        click.echo(facts.model_dump_json())
+        return
+    click.echo("\n".join(f"{trouble.where}: {trouble.message}; {trouble.fix}" for trouble in facts.troubles) or "nothing")
+    raise SystemExit(1 if facts.troubles else 0)
+
+
 @main.command("plan")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(as_json: bool) -> None:

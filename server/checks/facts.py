@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..schemas.probes import ClusterFacts, HarnessRuntime, ModelFacts, SelfTestFacts
+from ..schemas.probes import ClusterFacts, DeviceFacts, HarnessRuntime, ModelFacts, SelfTestFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class Facts:
     model: Answer[ModelFacts] | None = None
     harnesses: Answer[list[HarnessRuntime]] | None = None
     selftest: Answer[SelfTestFacts] | None = None
+    device: Answer[DeviceFacts] | None = None
+    """Of `trainer.device: cuda`, where this machine's environment is the trainer's."""
     cluster: Answer[ClusterFacts] | None = None
     """Of `trainer.launcher: kubernetes`."""
     listens: str = ""

@@ -15,13 +15,14 @@ from typing import Any
 import psutil
 
 from ..runs.plans import is_directory, named_paths
-from ..schemas.probes import ClusterFacts, HarnessRuntime, ModelFacts, SelfTestFacts
+from ..schemas.probes import ClusterFacts, DeviceFacts, HarnessRuntime, ModelFacts, SelfTestFacts
 from ..schemas.runspec import RunSpec
 from ..settings import Settings
 from .facts import Answer, Facts, PathFact
 from .rooms import Rooms
 
 MODEL_S = 60
+DEVICE_S = 60
 HARNESS_S = 60
 SELFTEST_S = 240
 CLUSTER_S = 90
@@ -47,6 +48,9 @@ def gather(settings: Settings, spec: RunSpec, rooms: Rooms, *, skip_slow: bool) 
             )
         else:
             answers["model"] = pool.submit(rooms.ask, ModelFacts, [*trainer_cli, "check-model", "--spec", str(file), "--json"], MODEL_S)
+            if spec.trainer.device == "cuda":
+                asked = [*trainer_cli, "check-device", "--spec", str(file), "--json"]
+                answers["device"] = pool.submit(rooms.ask, DeviceFacts, asked, DEVICE_S)
             listing = ["harness", "list", "--runtimes", str(settings.data.runtimes), "--json"]
             answers["harnesses"] = pool.submit(rooms.ask, list[HarnessRuntime], [*sandbox_cli, *listing], HARNESS_S)
         selftest: Answer[SelfTestFacts] | None = None

@@ -41,9 +41,17 @@ def kind(spec: RunSpec, facts: Facts) -> Iterator[Check]:
 
 
 def device(spec: RunSpec, facts: Facts) -> Iterator[Check]:
-    if spec.trainer.device != "cpu":
-        message = "training on GPUs is laid out (`rl plan`) but not run yet: its workers and its vLLM client were never tried on one"
-        yield error("device", "trainer.device", message, "use trainer.device: cpu with rollout.engine: cpu")
+    """In a cluster of Kubernetes nobody here can look: the pods find out."""
+    if spec.trainer.device == "cpu":
+        return
+    message = "every part of training on GPUs that runs without one is tested; a GPU it has not seen yet"
+    yield warning("device", "trainer.device", message, "begin with a run of three steps (docs/training.md, Train on GPUs)")
+    if facts.device is not None and facts.device.value is None:
+        problem = f"the trainer's environment cannot say whether it can train on GPUs: {facts.device.problem}"
+        yield error("device", "trainer.device", problem, INSTALL.format(room="trainer"))
+    elif facts.device is not None and facts.device.value is not None:
+        for trouble in facts.device.value.troubles:
+            yield error("device", trouble.where, trouble.message, trouble.fix)
 
 
 def paths(spec: RunSpec, facts: Facts) -> Iterator[Check]:

@@ -1,6 +1,7 @@
 """What the rooms answer when the server's checks ask them, one JSON document on stdout.
 
 `python -m trainer.cli check-model --spec FILE --json` → ModelFacts
+`python -m trainer.cli check-device --spec FILE --json` → DeviceFacts
 `python -m trainer.cli check-cluster --spec FILE --json` → ClusterFacts
 `python -m sandbox.cli selftest --spec FILE --tasks N --json` → SelfTestFacts
 `python -m sandbox.cli harness list --runtimes DIR --json` → list of HarnessRuntime
@@ -90,11 +91,19 @@ class HarnessRuntime(_Facts):
     """Missing, or not the bytes that were installed."""
 
 
-class ClusterTrouble(_Facts):
+class Trouble(_Facts):
+    """Something that keeps a run from going where it is to go."""
+
     where: str
-    """RunSpec field, or part of the cluster."""
+    """RunSpec field, or part of a cluster."""
     message: str
     fix: str
+
+
+class DeviceFacts(_Facts):
+    """Whether the trainer's environment can train on GPUs."""
+
+    troubles: list[Trouble] = Field(default_factory=list)
 
 
 class ClusterFacts(_Facts):
@@ -102,4 +111,4 @@ class ClusterFacts(_Facts):
 
     version: str = ""
     """Of Kubernetes; empty when it does not answer."""
-    troubles: list[ClusterTrouble] = Field(default_factory=list)
+    troubles: list[Trouble] = Field(default_factory=list)

@@ -133,11 +133,15 @@ def _actor(spec: RunSpec) -> dict[str, Any]:
         "checkpoint.save_contents": ["hf_model", *(["model", "optimizer", "extra"] if trainer.checkpoint.every else [])],
     }
     scoring = {} if trainer.micro_batch is None else {f"actor_rollout_ref.{role}": trainer.micro_batch for role in SCORING}
-    return {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()} | scoring | {
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.use_kl_in_reward": False,
-        "critic.enable": False,
-    }
+    return (
+        {f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()}
+        | scoring
+        | {
+            "algorithm.adv_estimator": "grpo",
+            "algorithm.use_kl_in_reward": False,
+            "critic.enable": False,
+        }
+    )
 
 
 def _rollout(spec: RunSpec) -> dict[str, Any]:

@@ -25,12 +25,15 @@ from server.schemas.runspec import Kind, RunSpec
 from server.schemas.spool import Reporter
 from server.schemas.states import RunState
 from server.schemas.tasks import TRAIN
+from trainer.checkpoints import kept
 from trainer.policies import PREFIX, resolve
 from trainer.rollout.tasks import read_index
 
-from . import FAILED, FINAL, PERHAPS, PROGRESS_LOG, TERMINATED, FinalError, environment, zygote
+from . import FAILED, FINAL, PERHAPS, PROGRESS_LOG, TERMINATED, FinalError, environment, preflight, zygote
 from .config import Place, overrides
 
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""A checkpoint has one of these: the tensors, or the index of several files of them."""
 RUNNER_S = 180
 """How long the runner may take to prepare its tasks and listen."""
 LONGEST_TEMP = 40
@@ -71,13 +74,15 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     spec = file.spec
     if spec.kind is Kind.INFER:
         raise FinalError(f"kind {spec.kind.value!r} is not run by the trainer yet: use kind 'train' or 'eval'")
-    if spec.trainer.device != "cpu":
-        raise FinalError("trainer.device cuda is laid out (`rl plan`) but not run yet: use cpu, with rollout.engine: cpu")
     if spec.rollout.top_p < 1 or spec.rollout.top_k:
         raise FinalError("rollout.top_p and top_k: the trainer's ratios are those of the whole distribution; set top_p: 1 and top_k: 0")
     model = _model(spec.model.path)
+    if spec.rollout.engine == "vllm" and spec.algorithm.routing_replay and not preflight.has_experts(model):
+        raise FinalError(f"algorithm.routing_replay: {model} has no experts whose routes could be replayed: set it to false")
     environment.apply(spec.trainer.device, own_cluster=spec.trainer.cluster.ray == "local")
     _prepare_trackers(run, spec)
+    if found := [f"{trouble.where}: {trouble.message}: {trouble.fix}" for trouble in preflight.troubles(spec)]:
+        raise FinalError("; ".join(found))
     if spec.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         raise FinalError("rollout.engine vllm: vLLM is not installed beside the trainer (docs/training.md): install it, or use engine: cpu")
     warm = spec.trainer.start == "warm_fork"
@@ -126,8 +131,8 @@ def _last_step(run: RunDir) -> int:
 
 def _link_final_weights(run: RunDir, steps: int) -> None:
     """`checkpoints/final` names the weights after the last step; that they are there proves that it was done."""
-    weights = run.checkpoints / f"global_step_{steps}" / "actor" / "huggingface"
-    if not (weights / "model.safetensors").is_file():
+    weights = kept.weights(run, steps)
+    if not any((weights / name).is_file() for name in WEIGHTS):
         raise FinalError(f"verl ended without its last step: see {run.logs / 'verl.log'}")
     (run.checkpoints / "final").unlink(missing_ok=True)
     (run.checkpoints / "final").symlink_to(weights.relative_to(run.checkpoints))

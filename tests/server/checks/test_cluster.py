@@ -10,7 +10,7 @@ import pytest
 from server.checks.cluster import CLUSTER_RULES, reachable
 from server.checks.facts import Answer, Facts
 from server.schemas.checks import Check, Level
-from server.schemas.probes import ClusterFacts, ClusterTrouble
+from server.schemas.probes import ClusterFacts, Trouble
 from server.schemas.runspec import RunSpec
 from server.spec import resolve
 
@@ -59,7 +59,7 @@ def test_pods_must_reach_this_server(facts: Facts, server: str, level: Level, me
 
 
 def test_every_trouble_of_the_cluster_is_an_error_with_what_to_do() -> None:
-    troubles = [ClusterTrouble(where="KubeRay", message="the cluster knows no RayJob", fix="install it")]
+    troubles = [Trouble(where="KubeRay", message="the cluster knows no RayJob", fix="install it")]
     facts = replace(TAKES, cluster=Answer(ClusterFacts(version="v1.33.1", troubles=troubles)))
     checks = [check for rule in CLUSTER_RULES for check in rule(in_cluster(), facts) if check.code == "cluster"]
     assert [(check.level, check.where, check.fix) for check in checks] == [(Level.ERROR, "KubeRay", "install it")]

@@ -10,7 +10,7 @@ import pytest
 from server.checks.facts import Answer, Facts, PathFact, Room
 from server.checks.rules import RULES
 from server.schemas.checks import Check, Level
-from server.schemas.probes import HarnessRuntime, ModelFacts, SelfTestFacts, TaskReward, TemplateClass, TrainedWith
+from server.schemas.probes import DeviceFacts, HarnessRuntime, ModelFacts, SelfTestFacts, TaskReward, TemplateClass, TrainedWith, Trouble
 from server.schemas.runspec import RunSpec
 from server.spec import resolve
 
@@ -51,10 +51,22 @@ def test_on_a_sound_machine_all_is_well() -> None:
     assert {check.code for check in checks} == codes
 
 
-def test_a_run_on_gpus_is_not_promised() -> None:
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        (Answer(DeviceFacts()), []),
+        (Answer(DeviceFacts(troubles=[Trouble(where="trainer.device", message="no GPU", fix="get one")])), [("no GPU", "get one")]),
+        (Answer(None, "exit code 1"), [("the trainer's environment cannot say whether it can train on GPUs: exit code 1", None)]),
+    ],
+)
+def test_a_run_on_gpus_is_not_promised(answer: Answer[DeviceFacts], refused: list[tuple[str, str | None]]) -> None:
     spec = resolve({"extends": "single-node"}).spec
-    (refused,) = (check for check in checked(SOUND, spec) if check.code == "device")
-    assert (refused.level, refused.where) == (Level.ERROR, "trainer.device") and "`rl plan`" in refused.message
+    warned, *errors = (check for check in checked(replace(SOUND, device=answer), spec) if check.code == "device")
+    assert warned.level is Level.WARNING and "a GPU it has not seen yet" in warned.message
+    assert [error.message for error in errors] == [message for message, _ in refused]
+    assert all(
+        error.level is Level.ERROR and error.fix and fix in (None, error.fix) for error, (_, fix) in zip(errors, refused, strict=True)
+    )
 
 
 def test_an_evaluation_repeats_the_history_policy_of_training() -> None:

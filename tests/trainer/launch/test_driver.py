@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from server.schemas.events import RunStateBody
 from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
-from server.schemas.runspec import Data, Harness, Kind, Model, Reporting, Rollout, RunSpec, Trainer
+from server.schemas.runspec import Algorithm, Data, Harness, Kind, Model, Reporting, Rollout, RunSpec, Trainer
 from server.schemas.states import RunState
 from tests.trainer.support.fake_server import FakeServer
 from trainer.launch import FINAL, FinalError, driver
@@ -56,7 +57,8 @@ def test_a_directory_that_is_no_runs(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, server: FakeServer) -> None:
-    spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "model"), "rollout": Rollout(engine="vllm")})
+    dense = Algorithm(routing_replay=False)
+    spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "model"), "rollout": Rollout(engine="vllm"), "algorithm": dense})
     code, output = launch(tmp_path / "run", server, spec)
     assert code == FINAL and output.startswith("failed: rollout.engine vllm: vLLM is not installed beside the trainer")
 
@@ -78,10 +80,33 @@ def test_a_path_that_is_no_checkpoint(tmp_path: Path, server: FakeServer) -> Non
     assert code == FINAL and "is no checkpoint directory" in output
 
 
-def test_a_device_that_is_only_planned_for(tmp_path: Path, server: FakeServer) -> None:
-    trainer, rollout = Trainer(device="cuda"), Rollout(engine="vllm")
-    code, output = launch(tmp_path, server, SPEC.model_copy(update={"trainer": trainer, "rollout": rollout}))
-    assert code == FINAL and output.startswith("failed: trainer.device cuda is laid out (`rl plan`) but not run yet")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu(tmp_path: Path, server: FakeServer) -> None:
+    trainer, rollout, algorithm = Trainer(device="cuda"), Rollout(engine="vllm"), Algorithm(routing_replay=False)
+    spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "m"), "trainer": trainer, "rollout": rollout, "algorithm": algorithm})
+    code, output = launch(tmp_path / "run", server, spec)
+    assert code == FINAL and output.startswith("failed: trainer.device: torch sees no GPU on this machine: look at `nvidia-smi`")
+
+
+def test_routes_of_a_model_that_has_none(tmp_path: Path, server: FakeServer) -> None:
+    spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "m"), "rollout": Rollout(engine="vllm")})
+    code, output = launch(tmp_path / "run", server, spec)
+    assert code == FINAL and "has no experts whose routes could be replayed: set it to false" in output
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["actor/huggingface/model.safetensors", "actor/huggingface/model.safetensors.index.json", "actor/model/huggingface/model.safetensors"],
+)
+def test_the_last_weights_are_found_in_whatever_form_a_backend_writes_them(tmp_path: Path, place: str) -> None:
+    run = RunDir(tmp_path)
+    with pytest.raises(FinalError, match="verl ended without its last step"):
+        driver._link_final_weights(run, 3)
+    weights = run.checkpoints / "global_step_3" / place
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    driver._link_final_weights(run, 3)
+    assert (run.checkpoints / "final" / weights.name).samefile(weights)
 
 
 def test_a_kind_that_is_not_trained(tmp_path: Path, server: FakeServer) -> None:

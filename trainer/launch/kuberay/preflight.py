@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.schemas.kuberay import KubeRay
-from server.schemas.probes import ClusterFacts, ClusterTrouble
+from server.schemas.probes import ClusterFacts, Trouble
 from server.schemas.runspec import RunSpec
 
 from . import sources
@@ -32,19 +32,19 @@ def cluster_facts(spec: RunSpec) -> ClusterFacts:
         version: str = cluster.request("GET", "/version")["gitVersion"]
     except ClusterError as error:
         fix = f"set {FIELD}.kubeconfig (and context) to one that reaches the cluster from the server's machine"
-        return ClusterFacts(troubles=[ClusterTrouble(where=f"{FIELD}.kubeconfig", message=str(error), fix=fix)])
+        return ClusterFacts(troubles=[Trouble(where=f"{FIELD}.kubeconfig", message=str(error), fix=fix)])
     try:
         troubles = list(_troubles(cluster, spec, settings))
     except ClusterError as error:
-        troubles = [ClusterTrouble(where=FIELD, message=str(error), fix="see the API server's words")]
+        troubles = [Trouble(where=FIELD, message=str(error), fix="see the API server's words")]
     return ClusterFacts(version=version, troubles=troubles)
 
 
-def _troubles(cluster: Cluster, spec: RunSpec, settings: KubeRay) -> Iterator[ClusterTrouble]:
+def _troubles(cluster: Cluster, spec: RunSpec, settings: KubeRay) -> Iterator[Trouble]:
     missing = [needed for needed in NEEDED if not _may(cluster, *needed)]
     if missing:
         listed = ", ".join(f"{verb} {resource}" for _, resource, verb in missing)
-        yield ClusterTrouble(where=FIELD, message=f"in namespace {cluster.namespace} its account may not {listed}", fix=RIGHTS)
+        yield Trouble(where=FIELD, message=f"in namespace {cluster.namespace} its account may not {listed}", fix=RIGHTS)
         return
     yield from _manifest(cluster, spec)
     pods = 1 if spec.trainer.device == "cpu" else 1 + spec.trainer.cluster.nodes + spec.trainer.cluster.rollout_nodes
@@ -61,7 +61,7 @@ def _may(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
     return bool(answer["status"].get("allowed"))
 
 
-def _manifest(cluster: Cluster, spec: RunSpec) -> Iterator[ClusterTrouble]:
+def _manifest(cluster: Cluster, spec: RunSpec) -> Iterator[Trouble]:
     """A server too old to refuse unknown fields leaves them out of what it would keep."""
     wanted = rayjob(spec, Job(run_id="check", attempt=1, owner="check", sources=sources.digest()))
     try:
@@ -71,19 +71,19 @@ def _manifest(cluster: Cluster, spec: RunSpec) -> Iterator[ClusterTrouble]:
         return
     except ClusterError as error:
         fix = "see the API server's words; a field that it does not know needs KubeRay 1.5.1 or newer"
-        yield ClusterTrouble(where=FIELD, message=str(error), fix=fix)
+        yield Trouble(where=FIELD, message=str(error), fix=fix)
         return
     if lost := list(_lost(wanted["spec"], kept["spec"], "spec")):
         message = f"the cluster's {PLURAL}.{GROUP} ({VERSION}) does not know {', '.join(lost)}"
-        yield ClusterTrouble(where="KubeRay", message=message, fix="install KubeRay 1.5.1 or newer, its CustomResourceDefinitions too")
+        yield Trouble(where="KubeRay", message=message, fix="install KubeRay 1.5.1 or newer, its CustomResourceDefinitions too")
 
 
-def _absent(cluster: Cluster, error: Absent) -> ClusterTrouble:
+def _absent(cluster: Cluster, error: Absent) -> Trouble:
     if error.details.get("kind") == "namespaces":
         fix = f"make it: kubectl create namespace {cluster.namespace}, or set {FIELD}.namespace"
-        return ClusterTrouble(where=f"{FIELD}.namespace", message=f"there is no namespace {cluster.namespace}", fix=fix)
+        return Trouble(where=f"{FIELD}.namespace", message=f"there is no namespace {cluster.namespace}", fix=fix)
     what, _, fix = NO_KUBERAY.format(namespace=cluster.namespace).partition(": ")
-    return ClusterTrouble(where="KubeRay", message=what, fix=fix)
+    return Trouble(where="KubeRay", message=what, fix=fix)
 
 
 def _lost(wanted: Any, kept: Any, place: str) -> Iterator[str]:
@@ -99,15 +99,15 @@ def _lost(wanted: Any, kept: Any, place: str) -> Iterator[str]:
             yield from _lost(one, other, f"{place}[{number}]")
 
 
-def _claim(cluster: Cluster, field: str, name: str, pods: int, *, writes: bool) -> Iterator[ClusterTrouble]:
+def _claim(cluster: Cluster, field: str, name: str, pods: int, *, writes: bool) -> Iterator[Trouble]:
     where = f"{FIELD}.{field}"
     try:
         modes = cluster.get("persistentvolumeclaims", name)["spec"].get("accessModes", [])
     except Absent:
         message = f"there is no PersistentVolumeClaim {name} in namespace {cluster.namespace}"
-        yield ClusterTrouble(where=where, message=message, fix="make it, or name one that exists")
+        yield Trouble(where=where, message=message, fix="make it, or name one that exists")
         return
     shared = {"ReadWriteMany"} if writes else {"ReadWriteMany", "ReadOnlyMany"}
     if pods > 1 and not shared & set(modes):
         message = f"{pods} pods share PersistentVolumeClaim {name}, whose access modes are {', '.join(modes) or 'none'}"
-        yield ClusterTrouble(where=where, message=message, fix=f"use a claim of mode {' or '.join(sorted(shared, reverse=True))}")
+        yield Trouble(where=where, message=message, fix=f"use a claim of mode {' or '.join(sorted(shared, reverse=True))}")
