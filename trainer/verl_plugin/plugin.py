@@ -1,9 +1,12 @@
-"""What verl imports in every process: registers the CPU platform, engine, rollout backends and trainers."""
+"""What verl imports in every process: registers our trainers, engines and rollout backends, and on a CPU its platform too."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
+
+ON_CPU = os.environ.get("VERL_PLATFORM") == "cpu"
+"""verl's own switch."""
 
 
 def _vllm_replica() -> Any:
@@ -12,11 +15,17 @@ def _vllm_replica() -> Any:
     return VllmReplica
 
 
-if os.environ.get("VERL_PLATFORM") == "cpu":  # verl's own switch; the platform must be there before the first get_platform()
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+if ON_CPU:
+    from . import platform_cpu  # noqa: F401  before anything asks verl for its platform
 
-    from . import platform_cpu, routing_replay, trainer, transport  # noqa: F401
+from verl.workers.rollout.replica import RolloutReplicaRegistry  # noqa: E402
+
+from . import routing_replay, trainer  # noqa: E402, F401
+
+RolloutReplicaRegistry.register("vllm", _vllm_replica)
+
+if ON_CPU:
+    from . import transport  # noqa: F401
     from .rollout_cpu import register_backend
 
     register_backend()
-    RolloutReplicaRegistry.register("vllm", _vllm_replica)

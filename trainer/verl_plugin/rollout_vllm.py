@@ -76,6 +76,13 @@ class VllmServer(vLLMHttpServer):
             await self.vllm.pause()
         await super().collective_rpc(method, *args, **kwargs)
 
+    async def _sleep_hybrid(self) -> None:
+        """verl's hook for giving GPU memory back to training. No turn runs or is let in until `admit`. vLLM 0.31 clears its cache for that,
+        and with routes it only does so under `keep`, which has nothing to keep here."""
+        await self.vllm.pause()
+        await self.engine.sleep(level=self._resolve_sleep_level(), mode="keep")
+        await self.engine.reset_encoder_cache()
+
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Every turn ends as `aborted`; later ones wait for `admit`, which also resets the cache."""
         if self.node_rank == 0:

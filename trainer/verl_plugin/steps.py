@@ -28,6 +28,7 @@ from server.schemas.rundir import BestFile, CheckpointFile, RunDir, write_atomic
 from server.schemas.runspec import Kind
 from trainer.checkpoints.kept import forget_after, is_best, name_best, prune, weights
 from trainer.engine.base import EngineError
+from trainer.engine.vllm import Probe
 from trainer.launch import PROGRESS_LOG, FinalError
 from trainer.rollout.manager import Batch, RolloutManager
 from trainer.rollout.rows import PARTITION
@@ -84,11 +85,17 @@ class LegoSteps(PPOTrainer):
         ours = ReportingSink(self.agent_loop_manager.reporter, self._say, self.total_training_steps)
         self.logger.logger = {"lego": ours, **self.logger.logger}
 
-    def _admit(self, replicas: Sequence[Any]) -> None:
+    def _probe(self) -> Probe | None:
+        """What the present weights say, for `_admit`; asked for before they are sent, because an engine on the same GPUs then takes the
+        memory that the model's pass needs."""
+        if self._spec.rollout.engine != "vllm":
+            return None
+        return next(probe for probe in self.actor_rollout_wg.probe() if probe is not None)
+
+    def _admit(self, replicas: Sequence[Any], probe: Probe | None) -> None:
         """vLLM takes some weights as silent garbage: it serves new ones only after it was compared with the trainer. FinalError: it is not
         the same model."""
-        if self._spec.rollout.engine == "vllm":
-            probe = self.actor_rollout_wg.probe()[0]
+        if probe is not None:
             try:
                 ray.get([replica.servers[0].admit.remote(probe) for replica in replicas])
             except EngineError as error:

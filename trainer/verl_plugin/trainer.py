@@ -17,12 +17,14 @@ class LegoSync(LegoSteps, PPOTrainerSync):
     """Generation and training take turns in one worker."""
 
     def on_init_end(self) -> None:
+        probe = self._probe()
         super().on_init_end()
-        self._admit(self.llm_server_manager.get_replicas())
+        self._admit(self.llm_server_manager.get_replicas(), probe)
 
     def on_step_end(self) -> None:
+        probe = self._probe()
         super().on_step_end()
-        self._admit(self.llm_server_manager.get_replicas())
+        self._admit(self.llm_server_manager.get_replicas(), probe)
 
 
 @register_trainer("lego_async")
@@ -35,13 +37,15 @@ class LegoAsync(LegoSteps, PPOTrainerSeparateAsync):
         super()._setup()
 
     def on_init_end(self) -> None:
+        probe = self._probe()
         super().on_init_end()
-        self._admit(self.standalone_server_manager.get_replicas())
+        self._admit(self.standalone_server_manager.get_replicas(), probe)
         self._keep_weights()
 
     def on_step_end(self) -> None:
+        probe = self._probe()
         super().on_step_end()
-        self._admit(self.standalone_server_manager.get_replicas())
+        self._admit(self.standalone_server_manager.get_replicas(), probe)
         self._keep_weights()
         self._feed(self.total_training_steps - self.global_steps)  # before an evaluation, which would leave places empty at its end
 
