@@ -69,13 +69,12 @@ class ExitFile(_File):
 
 
 class TaskMemory(_File):
-    """What policy-relative sampling knows of a task: solved and scored rollouts, groups and those of them without signal, earlier ones
-    counting less, and the step it was drawn for last."""
+    """What policy-relative sampling knows of a task: solved and scored rollouts and groups, earlier ones counting less, and the step it
+    was drawn for last."""
 
     solved: float = 0.0
     scored: float = 0.0
     groups: float = 0.0
-    flat: float = 0.0
     drawn: int = 0
 
 

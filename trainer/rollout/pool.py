@@ -61,18 +61,20 @@ class TaskPool:
             known = self._known.get(task)
             if known is None or not scored:
                 continue
-            flat = solved in (0, scored)
-            for name, new in (("solved", solved), ("scored", scored), ("groups", 1), ("flat", flat)):
+            for name, new in (("solved", solved), ("scored", scored), ("groups", 1)):
                 setattr(known, name, self._rule.memory * getattr(known, name) + new)
             seen.groups += 1
-            seen.without_signal += flat
+            seen.without_signal += solved in (0, scored)
         return seen
 
     def metrics(self, step: int, seen: PoolStep) -> dict[str, float]:
-        """`static_zero_variance` is what a draw from all tasks that were seen would be expected to lose, by the groups that each of them
-        had; `saved` how much less the step lost."""
-        played = [known for known in self._known.values() if known.groups]
-        expected = sum(known.flat / known.groups for known in played) / max(1, len(played))
+        """`static_zero_variance` is what a draw from all tasks that were seen is expected to lose, `saved` how much less the step lost.
+
+        Expected by the solve rates, not counted in the groups that the tasks had: a task is retired for groups without signal, chance
+        ones too, and not looked at until later, so their share among what was seen is too large. This one is rather too small.
+        """
+        played = [task for task, known in self._known.items() if known.groups]
+        expected = sum(1 - self.chance(task) for task in played) / max(1, len(played))
         lost = seen.without_signal / seen.groups if seen.groups else 0.0
         return {
             "lego/pool/tasks": float(len(self._known)),
