@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, save, start
+from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, save, save_experts, start
 from trainer.engine.base import EngineError, Generation
+from trainer.engine.vllm_cpu import ROUTES
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
@@ -34,20 +36,23 @@ def generation(output: Any) -> Generation:
     return Generation(output.token_ids, output.log_probs, None, output.stop_reason, output.extra_fields["global_steps"])
 
 
-async def test_it_streams_is_taken_back_and_serves_no_weights_unseen(ray_session: Any, tmp_path: Path) -> None:
-    from trainer.engine.vllm import VllmEngine
-    from trainer.verl_plugin.rollout_vllm import ServerHandle, VllmServer
+def server_class() -> Any:
+    from verl.workers.rollout.replica import RolloutMode
 
-    old, new = save(tmp_path / "old", 0), save(tmp_path / "new", 1)
+    from trainer.engine.vllm import VllmEngine
+    from trainer.verl_plugin.rollout_vllm import VllmServer
 
     class Server(VllmServer):
-        """Without verl's configuration, and with weights from a directory in place of those from a training worker."""
+        """With as much of verl's configuration as its own methods look at, and weights from a directory in place of a training worker's."""
 
         def __init__(self) -> None:
             self.node_rank = self.global_steps = 0
+            self.rollout_mode = RolloutMode.HYBRID
+            self.config = SimpleNamespace(free_cache_engine=True)
+            self.model_config = SimpleNamespace(lora_rank=0, lora={})
 
-        async def launch(self) -> None:
-            self.engine = start(old)
+        async def launch(self, path: Path, **arguments: Any) -> None:
+            self.engine = start(path, **arguments)
             self.vllm = VllmEngine(self.engine)
 
         async def running(self) -> int:
@@ -57,11 +62,21 @@ async def test_it_streams_is_taken_back_and_serves_no_weights_unseen(ray_session
             await self.vllm.pause()
             await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
 
+        async def paused(self) -> bool:
+            return bool(await self.engine.is_paused())
+
         async def close(self) -> None:
             self.engine.shutdown()
 
-    server = ray_session.remote(Server).remote()
-    await server.launch.remote()
+    return Server
+
+
+async def test_it_streams_is_taken_back_and_serves_no_weights_unseen(ray_session: Any, tmp_path: Path) -> None:
+    from trainer.verl_plugin.rollout_vllm import ServerHandle
+
+    old, new = save(tmp_path / "old", 0), save(tmp_path / "new", 1)
+    server = ray_session.remote(server_class()).remote()
+    await server.launch.remote(old)
     handle, parts, begun = ServerHandle(server), list[list[int]](), asyncio.Event()
     try:
         answer = await handle.generate.remote(**asked(16, 0.7), on_tokens=lambda ids, _: parts.append(ids))
@@ -99,5 +114,34 @@ async def test_it_streams_is_taken_back_and_serves_no_weights_unseen(ray_session
             await server.admit.remote(probe(new))
         with pytest.raises(EngineError, match="exceed the context"):
             await handle.generate.remote(**asked(4000))
+    finally:
+        await server.close.remote()
+
+
+async def test_it_sleeps_while_training_has_the_gpu_and_wakes_under_new_weights(ray_session: Any, tmp_path: Path) -> None:
+    """In the order in which verl's synchronous trainer calls it, with routes on. A CPU gives no memory back, which is what is not seen."""
+    from trainer.verl_plugin.rollout_vllm import ServerHandle
+
+    old, new = save_experts(tmp_path / "old", 0), save_experts(tmp_path / "new", 1)
+    server = ray_session.remote(server_class()).remote()
+    await server.launch.remote(old, **ROUTES)
+    handle, begun = ServerHandle(server), asyncio.Event()
+    try:
+        running = asyncio.create_task(handle.generate.remote(**asked(1900), on_tokens=lambda *_: begun.set()))
+        await begun.wait()
+        await server.sleep.remote()
+        assert (await running).stop_reason == "aborted" and await server.paused.remote()
+        waiting = asyncio.create_task(handle.generate.remote(**asked(16, 0.7)))
+        await server.wake_up.remote(["weights"])
+        await server.load.remote(str(new))
+        await server.clear_kv_cache.remote()
+        await server.set_global_steps.remote(1)
+        assert await server.paused.remote()
+        await server.wake_up.remote(["kv_cache"])
+        assert not waiting.done()
+        await server.admit.remote(probe(new))
+        later = await waiting
+        assert later.extra_fields["global_steps"] == 1 and later.routed_experts.shape == (len(PROMPT) + 15, 3, 2)
+        check(new, generation(later), 0.7)
     finally:
         await server.close.remote()
