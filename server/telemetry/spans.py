@@ -1,4 +1,5 @@
-"""A finished trial as OpenTelemetry spans: the trial, the stages that the runner timed, and the model calls that the proxy captured.
+"""A finished trial as OpenTelemetry spans: the trial, the stages that the runner timed, and in the agent's the model calls that the proxy
+captured.
 
 They are built from the record when the trial is over, so that no process on the way to a rollout waits for a collector, and a trial has
 one trace however many processes and machines took part. Its trace id follows from its name: sending it twice gives the same trace.
@@ -17,7 +18,7 @@ from opentelemetry.trace import Span, StatusCode, set_span_in_context
 
 from ..schemas.api import TrialDetail
 from ..schemas.capture import CaptureRecord
-from ..schemas.outcome import Failed, Scored
+from ..schemas.outcome import Failed, Scored, Stage
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -39,10 +40,13 @@ class TrialSpans:
         root = self._begin("trial", trial.started, None, _about(run_id, trial))
         if isinstance(trial.outcome, Failed):
             root.set_status(StatusCode.ERROR, f"{trial.outcome.stage}: {trial.outcome.cause}")
-        inside = set_span_in_context(root)
+        inside = calling = set_span_in_context(root)
         for timing in trial.timings:
             if timing.finished is not None:
-                self._begin(f"stage {timing.stage}", timing.started, inside, {"lego_rl.stage": timing.stage}).end(_ns(timing.finished))
+                stage = self._begin(f"stage {timing.stage}", timing.started, inside, {"lego_rl.stage": timing.stage})
+                stage.end(_ns(timing.finished))
+                if timing.stage == Stage.AGENT:
+                    calling = set_span_in_context(stage)
         for turn in capture.turns if capture else []:
             if turn.started is not None and turn.finished is not None:
                 called: Attributes = {
@@ -54,7 +58,7 @@ class TrialSpans:
                     "lego_rl.policy_version": turn.policy_version,
                     "lego_rl.delivered": turn.delivered,
                 }
-                self._begin("model call", turn.started, inside, called).end(_ns(turn.finished))
+                self._begin("model call", turn.started, calling, called).end(_ns(turn.finished))
         root.end(_ns(trial.finished))
         return self._ended.take()
 

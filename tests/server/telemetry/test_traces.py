@@ -84,7 +84,7 @@ def test_a_finished_trial_becomes_one_trace(
     assert spans.keys() == {"trial", "stage agent", "model call"}
     trial, stage, call = spans["trial"], spans["stage agent"], spans["model call"]
     assert {span.trace_id for span in spans.values()} == {trial.trace_id}
-    assert stage.parent_span_id == call.parent_span_id == trial.span_id and not trial.parent_span_id
+    assert (call.parent_span_id, stage.parent_span_id, trial.parent_span_id) == (stage.span_id, trial.span_id, b"")
     assert (stage.end_time_unix_nano - stage.start_time_unix_nano, call.start_time_unix_nano) == (2_000_000_000, 1_001_000_000_000)
     attributes = {a.key: a.value for a in trial.attributes}
     assert attributes["lego_rl.reward"].int_value == 1 and attributes["lego_rl.trial"].string_value == "t0"
