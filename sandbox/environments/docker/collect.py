@@ -10,13 +10,14 @@ import contextlib
 import io
 import os
 import tarfile
-from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from sandbox.environments.archive import Change, original
 from sandbox.environments.errors import SandboxError
-from sandbox.environments.namespace.transfer import SINGLE
+from sandbox.environments.namespace.transfer import DEEPEST, MOST, SINGLE
+
+from .archives import asked, below, fairly, opened
 
 COUNTERS = """
 import glob, json, os
@@ -36,79 +37,32 @@ print(json.dumps({
 }))
 """
 """A program for the container, where its own cgroup is mounted read-only: prints counters of version 1 or 2."""
-_BLOCK = 1 << 18
 _LONGEST = 3500
 """Of a path in a tree. The engine leaves out, without a word, what lies deeper than its machine's system calls can name."""
 
 
-class _Source(io.RawIOBase):
-    """The chunks of a response as a file, of at most `limit` bytes."""
-
-    def __init__(self, chunks: Iterator[bytes], limit: int, what: str) -> None:
-        self._chunks = chunks
-        self._limit = limit
-        self._what = what
-        self._left = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            self._left = next(self._chunks, b"")
-            self._limit -= len(self._left)
-            if self._limit < 0:
-                raise SandboxError(f"{self._what} is larger than the limit")
-            if not self._left:
-                return 0
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
-
-
-@contextlib.contextmanager
-def opened(api: Any, container: str, path: str, limit: int, what: str) -> Iterator[tarfile.TarFile]:
-    from requests.exceptions import RequestException
-    from urllib3.exceptions import HTTPError
-
-    chunks = _archive(api, container, path)
-    try:
-        source = io.BufferedReader(_Source(iter(chunks), limit, what), _BLOCK)  # type: ignore[arg-type]
-        with tarfile.open(fileobj=source, mode="r|") as tar:
-            yield tar
-    except (RequestException, HTTPError, ConnectionError):
-        raise  # the way to the engine is broken: that is no agent's doing
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise SandboxError(f"{what} cannot be read: {error}") from error
-    finally:
-        chunks.close()
-
-
-def _archive(api: Any, container: str, path: str) -> Generator[bytes, None, None]:
-    """Asked for twice: a failure of the engine's own passes, or goes with the engine; one that the tree gives it comes again."""
-    from docker.errors import APIError
-
-    with contextlib.suppress(APIError):
-        return cast(Generator[bytes, None, None], api.get_archive(container, path, chunk_size=_BLOCK)[0])
-    api.ping()
-    return cast(Generator[bytes, None, None], api.get_archive(container, path, chunk_size=_BLOCK)[0])
-
-
 def packed(api: Any, container: str, path: str, max_bytes: int, cut: bool = False) -> bytes:
     """The file or directory `path` as `transfer.pack` packs it, with `cut` as much of it as can be had. Raises SandboxError."""
-    output = io.BytesIO()
-    try:
-        _pack(api, container, path, max_bytes, cut, output)
-    except SandboxError:
-        if not (cut and output.tell()):
-            raise
-    return output.getvalue()
+
+    def read() -> bytes:
+        output = io.BytesIO()
+        try:
+            _pack(api, container, path, max_bytes, cut, output)
+        except SandboxError:
+            if not (cut and output.tell()):
+                raise
+        return output.getvalue()
+
+    return fairly(api, container, read)
 
 
 def _pack(api: Any, container: str, path: str, max_bytes: int, cut: bool, output: io.BytesIO) -> None:
-    what, real = f"cannot download {path}: it", _real(api, container, path)
+    what, left = f"cannot download {path}: it", MOST
+    real = _real(api, container, path, what)
     with opened(api, container, real, 2 * max_bytes + (1 << 20), what) as given, tarfile.open(fileobj=output, mode="w") as taken:
         for member, name in below(given):
+            if (left := left - 1) < 0:
+                raise SandboxError(f"cannot download {path}: it has more than {MOST} files and directories")
             if not (member.isreg() or member.isdir() or member.issym()):
                 continue
             if (room := max_bytes - output.tell()) < member.size and not cut:
@@ -123,33 +77,35 @@ def _pack(api: Any, container: str, path: str, max_bytes: int, cut: bool, output
             taken.addfile(info, given.extractfile(member) if member.isreg() else None)
 
 
-def _real(api: Any, container: str, path: str) -> str:
+def _real(api: Any, container: str, path: str, what: str) -> str:
     """Where a link leads, as the engine sees it within the container. An archive of a link would hold the link."""
-    chunks, found = api.get_archive(container, path)
+    chunks, found = asked(api, container, path, what)
     chunks.close()
     return str(found.get("linkTarget") or path)
 
 
-def below(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
-    """Members with their names relative to the path that was asked for, whose last component the archive's names begin with."""
-    for member in tar:
-        _, _, name = member.name.partition("/")
-        yield member, name
+def changes(api: Any, container: str, workdir: str, pristine: Path | None, max_bytes: int, full: bool) -> list[Change]:
+    """How the work directory differs from the pristine tree. `full`: the container has used up its disk.
+
+    Raises SandboxError when it cannot be had by the agent's own doing, EngineLost when by the engine's.
+    """
+    return fairly(api, container, lambda: _changes(api, container, workdir, pristine, max_bytes), full)
 
 
-def changes(api: Any, container: str, workdir: str, pristine: Path | None, max_bytes: int) -> list[Change]:
-    """How the work directory differs from the pristine tree. Raises SandboxError when the changed content has more than `max_bytes`."""
+def _changes(api: Any, container: str, workdir: str, pristine: Path | None, max_bytes: int) -> list[Change]:
     what = f"what the agent left in {workdir}"
     tree = list(pristine.rglob("*")) if pristine else []
     whole = sum(path.lstat().st_size + 2048 for path in tree)
     gone = {str(path.relative_to(pristine)) for path in tree} if pristine else set()
     found: dict[str, Change] = {}
-    left = max_bytes
+    left, most = max_bytes, MOST + len(tree)
     with opened(api, container, workdir, 2 * whole + 8 * max_bytes, f"{what}, in all,") as tar:
         for member, name in below(tar):
             if not name:
                 continue
-            if len(name) > _LONGEST:
+            if (most := most - 1) < 0:
+                raise SandboxError(f"{what} has more files and directories than a diff can hold")
+            if len(name) > _LONGEST or name.count("/") > DEEPEST:
                 raise SandboxError(f"{what} is nested too deep to be copied")
             before = original(pristine, name) if pristine else Change(name, "deleted")
             if member.isreg() and member.size != len(before.data) and member.size > left:
@@ -219,5 +175,5 @@ def remove(api: Any, container: str) -> None:
     try:
         api.remove_container(container, force=True, v=True)
     except APIError as error:
-        if error.status_code != 404 and "already in progress" not in str(error.explanation):
+        if error.status_code not in (404, 409):  # gone, or about to be
             raise

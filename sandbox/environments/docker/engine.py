@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from sandbox.environments.errors import ImageError, SandboxError, SandboxLost
 from server.schemas.runspec import Docker
@@ -16,6 +17,7 @@ from .stream import ExecStream, close_connection
 
 if TYPE_CHECKING:
     from docker import APIClient
+    from docker.errors import APIError
 
 THREADS = 16
 _ASK_S, _ANSWER_S = 20, 300
@@ -24,7 +26,7 @@ OLDEST_API = "1.41"
 
 
 class EngineLost(SandboxLost):
-    """The engine cannot be reached."""
+    """The engine cannot be reached, or not do what it is there for."""
 
     outside = True
 
@@ -67,14 +69,22 @@ def boundary(url: str) -> Iterator[None]:
 
     try:
         yield
-    except errors.ImageNotFound as error:
-        raise ImageError(f"{error.explanation}: pull or load the image on the engine at {url}") from error
     except errors.APIError as error:
-        words = str(error.explanation or error)
-        gone = "No such container" in words or "No such exec" in words or "is not running" in words or "is dead" in words
-        raise SandboxLost(words) if gone else SandboxError(f"the Docker engine: {words}") from error
+        raise _refused(error, url) from error
     except (errors.DockerException, RequestException, HTTPError, ConnectionError) as error:
         raise EngineLost(f"the Docker engine at {url} cannot be reached: {error}; start it, or set sandbox.docker") from error
+
+
+def _refused(error: APIError, url: str) -> SandboxError:
+    """By the status, and by what was asked for: the words may be those of an agent, such as the name of a file."""
+    words = str(error.explanation or error)
+    asked = urlsplit(error.response.url if error.response is not None else "").path.split("/")[2:]  # behind `/v1.41`
+    match error.status_code, asked:
+        case 404, ["images", *_] | ["containers", "create"]:
+            return ImageError(f"{words}: pull or load the image on the engine at {url}")
+        case 404 | 409, ["containers", _] | ["containers", _, "json" | "exec" | "start" | "stats" | "wait"] | ["exec", *_] | ["commit"]:
+            return SandboxLost(words)  # the container is gone, or does not run
+    return SandboxError(f"the Docker engine: {words}")
 
 
 class Engine:

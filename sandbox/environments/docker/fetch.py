@@ -15,7 +15,7 @@ from typing import Any
 from sandbox.environments.errors import ImageError, SandboxError
 from server.schemas.runspec import Images as Settings
 
-from . import collect
+from . import archives, collect
 from .engine import Engine
 
 log = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ def copy_out(api: Any, image: str, path: str, target: Path) -> None:
     container = api.create_container(image, ["/nothing"], network_disabled=True)["Id"]
     try:
         target.mkdir()
-        with collect.opened(api, container, path, _TREE_MAX, f"{path} of image {image}") as tar:
+        with archives.opened(api, container, path, _TREE_MAX, f"{path} of image {image}") as tar:
             first = tar.next()
             if first is None or not first.isdir():
                 raise ImageError(f"the image has no directory {path}: set `workdir` in [environment] of the task's task.toml to its place")
-            for member, name in collect.below(tar):
+            for member, name in archives.below(tar):
                 if name and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
                     member.name = name
                     member.linkname = member.linkname.partition("/")[2] if member.islnk() else member.linkname

@@ -107,7 +107,7 @@ class DockerSandbox:
         except SandboxLost:
             raise
         except SandboxError as error:
-            raise NotStarted(str(error)) from error
+            raise NotStarted(str(error)) if await self._runs() else SandboxLost(str(error)) from error
         ran = launch.Ran()
         try:
             await launch.run(stream, request, stdin, timeout_s, limits, ran)
@@ -127,16 +127,20 @@ class DockerSandbox:
         found = await self._engine.call(self._engine.api.exec_inspect, number)
         if found.get("ExitCode") == _KILLED:
             await asyncio.sleep(_SETTLES_S)  # with the whole container, perhaps: its state is told a little later
-        if self.marks.killed or not (await self._engine.call(collect.state, self._engine.api, self.container)).get("Running"):
+        if self.marks.killed or not await self._runs():
             raise _lost(ran)
         code = found.get("ExitCode")
         words = (errors or ran.noise).decode(errors="replace").strip()[-300:]
         if found.get("Running") or code is None:
             raise SandboxError(f"the engine lost a command: it does not know how it ended {words}")
         if code <= 128:
+            # Words of the engine's runtime, or of our own program: an agent that gets there and writes them accuses itself.
             self.marks.crowded = self.marks.crowded or "temporarily unavailable" in words
             raise NotStarted(f"a command could not be started in the container (exit {code}): {words or 'it said nothing'}")
         return launch.End(code - 128, False, False)
+
+    async def _runs(self) -> bool:
+        return bool((await self._engine.call(collect.state, self._engine.api, self.container)).get("Running"))
 
     async def open_gate(self, host: str, port: int) -> str:
         if self._tunnel is not None:
@@ -190,7 +194,8 @@ class DockerSandbox:
         return await self._run(argv, user, DEFAULT_ENV, "/", _TRANSFER_S, stdin, limits, cut)
 
     async def changes(self, max_bytes: int = 64 << 20) -> list[Change]:
-        return await self._engine.call(collect.changes, self._engine.api, self.container, self.spec.workdir, self.spec.workspace, max_bytes)
+        wanted = self.spec.workdir, self.spec.workspace, max_bytes, self.marks.disk_full
+        return await self._engine.call(collect.changes, self._engine.api, self.container, *wanted)
 
     async def kind(self, path: str) -> Literal["file", "directory", "other", "missing"]:
         result = await self._run([self._python, "-I", "-S", "-B", "-c", _KIND, path], "root", DEFAULT_ENV, "/", 30, b"", (8, 4096))

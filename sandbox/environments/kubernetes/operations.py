@@ -11,12 +11,15 @@ import os
 import signal
 import socket
 import stat
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 Request = dict[str, Any]
 Become = Callable[[Request], None]
+NEW = ["missing", 0, 0, ""]
+"""What the pristine tree has where it has nothing."""
 
 
 # ---------------------------------------------------------------- files
@@ -46,8 +49,8 @@ def collect(request: Request, tools: dict[str, Any]) -> None:
         pristine: dict[str, list[Any]] = json.load(source)
     kinds: dict[str, str] = {}
     with open(1, "wb", buffering=1 << 18) as output, tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for name, path, status in walk(top, frozenset(request["left_out"])):
-            found = describe(path, status, pristine.get(name))
+        for name, path, status in tools["walk"](top, frozenset(request["left_out"]), tools["MOST"] + len(pristine)):
+            found = describe(path, status, pristine.get(name, NEW))
             kinds[name] = found[0]
             if found == pristine.get(name) or found[0] == "other":
                 continue
@@ -70,22 +73,11 @@ def collect(request: Request, tools: dict[str, Any]) -> None:
 
 
 def manifest(request: Request, tools: dict[str, Any]) -> None:
-    """What `collect` needs to know of a tree that only the image has."""
+    """What `collect` needs to know of a tree that only the image has, and no agent yet."""
     with open(1, "w") as output:
-        json.dump({name: describe(path, status) for name, path, status in walk(request["path"])}, output)
+        found = tools["walk"](request["path"], most=sys.maxsize)
+        json.dump({name: describe(path, status) for name, path, status in found}, output)
     os._exit(0)
-
-
-def walk(top: str, left_out: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[tuple[str, str, os.stat_result]]:
-    """(relative name, path, lstat) of everything below a directory, parents first. No link is followed."""
-    for name in sorted(os.listdir(top)):
-        if prefix + name in left_out:
-            continue
-        path = f"{top}/{name}"
-        status = os.lstat(path)
-        yield prefix + name, path, status
-        if stat.S_ISDIR(status.st_mode):
-            yield from walk(path, left_out, f"{prefix}{name}/")
 
 
 def describe(path: str, status: os.stat_result, known: list[Any] | None = None) -> list[Any]:

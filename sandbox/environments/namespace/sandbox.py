@@ -23,6 +23,7 @@ from .enter import ForkTarget
 from .gate import Gate
 from .pipes import Collector, memory_file
 from .preflight import Mode
+from .spawner import UNKNOWN_ERROR
 
 GATE_PORT = 8000
 _OURS = ("HOME", "USER", "TMPDIR")
@@ -201,7 +202,8 @@ class Sandbox:
         if out.truncated:
             raise SandboxError(f"{source} is larger than {max_bytes} bytes")
         if status != 0:
-            raise SandboxError(f"{source} cannot be read")
+            code = os.waitstatus_to_exitcode(status)
+            raise SandboxError(f"{source} cannot be read{f': {os.strerror(code)}' if 0 < code < UNKNOWN_ERROR else ''}")
         return data
 
     async def changes(self, max_bytes: int = 64 << 20) -> list[Change]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .loopfs import Disks
 
 UID_BASE = 61000
+UNKNOWN_ERROR = 255
 _TICK_S = 0.5
 _END_S = 10
 
@@ -271,7 +272,10 @@ class Spawner:
         self._send({"id": request, "usage": facts})
 
     def _pack(self, message: dict[str, Any], sandbox: _Sandbox, fds: list[int]) -> None:
-        """Stream what a sandbox wrote as tar: `layer` is `root`, or `upper` of the work directory. The child sees nothing but that."""
+        """Stream what a sandbox wrote as tar: `layer` is `root`, or `upper` of the work directory. The child sees nothing but that.
+
+        Its exit status is the number of the error that kept it from the end.
+        """
         pid = os.fork()
         if pid:
             self._jobs[pid] = message["id"]
@@ -286,8 +290,10 @@ class Spawner:
             kernel.no_new_privileges()
             with open(1, "wb", buffering=1 << 18) as output:
                 transfer.pack(message["path"], output, overlay=message["layer"] == "upper")
+        except OSError as error:
+            os._exit(error.errno or UNKNOWN_ERROR)
         except BaseException:  # noqa: BLE001 -- the status tells the owner, and this child must end here
-            os._exit(1)
+            os._exit(UNKNOWN_ERROR)
         os._exit(0)
 
     # ---------------------------------------------------------------- events

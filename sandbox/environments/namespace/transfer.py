@@ -5,14 +5,20 @@ Links that an agent planted resolve inside, never on the host. Only the header c
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
+from collections.abc import Iterator
 from typing import IO
 
 SINGLE = "single"
 WHITEOUT = "whiteout"
 OPAQUE = "opaque"
+MOST = 1 << 17
+"""Entries of a tree that are looked at: with a header of 512 bytes each they are all that a diff of 64 MiB could hold."""
+DEEPEST = 256
+"""Directories in each other that are looked into."""
 
 
 def pack(path: str, output: IO[bytes], overlay: bool = False) -> None:
@@ -20,35 +26,55 @@ def pack(path: str, output: IO[bytes], overlay: bool = False) -> None:
 
     `path` itself may be a link, which resolves in this process's own root. What is neither regular, directory nor link is left out.
     With `overlay` the directory is the upper layer of an overlay: a whiteout becomes an empty entry with the PAX record `whiteout`,
-    an opaque directory carries `opaque`.
+    an opaque directory carries `opaque`. Raises OSError, behind what was written before, for a directory that `walk` does not finish.
     """
     path = os.path.realpath(path)
     if os.path.isdir(path):
-        _pack_directory(path, "", output, overlay)
+        for name, place, status in walk(path):
+            _pack_entry(place, name, status, output, overlay)
     elif os.path.isfile(path):
         info = tarfile.TarInfo(os.path.basename(path))
         info.mode, info.pax_headers = os.stat(path).st_mode & 0o7777, {SINGLE: "y"}
         _pack_file(path, info, output)
     else:
-        raise FileNotFoundError(2, "no such file or directory", path)
+        raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
     output.write(bytes(2 * tarfile.BLOCKSIZE))
     output.flush()
 
 
-def _pack_directory(path: str, prefix: str, output: IO[bytes], overlay: bool) -> None:
-    """Who takes only the beginning of the stream gets as many files as there can be: the small ones first, what is in directories last."""
-    for name in sorted(os.listdir(path), key=lambda name: _rank(f"{path}/{name}")):
-        _pack_entry(f"{path}/{name}", f"{prefix}{name}", output, overlay)
+def walk(top: str, left_out: frozenset[str] = frozenset(), most: int = MOST) -> Iterator[tuple[str, str, os.stat_result]]:
+    """(relative name, path, lstat) of everything below a directory but `left_out` and what is in it. No link is followed.
+
+    Who takes only the beginning gets as many files as there can be: a directory's small ones first, what is in its directories last.
+    Raises OSError at more than `most` entries or DEEPEST directories in each other: millions of pipes weigh nothing and take minutes.
+    """
+    waiting = [""]
+    while waiting:
+        prefix = waiting.pop()
+        if prefix.count("/") > DEEPEST:
+            raise OSError(errno.ENAMETOOLONG, f"directories are nested deeper than {DEEPEST}", top)
+        found = []
+        with os.scandir(f"{top}/{prefix}") as listing:
+            for entry in listing:
+                if prefix + entry.name in left_out:
+                    continue
+                if (most := most - 1) < 0:
+                    raise OSError(errno.EFBIG, "there are more files and directories than a diff can hold", top)
+                found.append((*_rank(entry), entry.name))
+        found.sort()
+        waiting += [f"{prefix}{name}/" for directory, _, name in reversed(found) if directory]
+        for _, _, name in found:
+            path = f"{top}/{prefix}{name}"
+            yield prefix + name, path, os.lstat(path)
 
 
-def _rank(path: str) -> tuple[bool, int, str]:
-    status = os.lstat(path)
+def _rank(entry: os.DirEntry[str]) -> tuple[bool, int]:
+    status = entry.stat(follow_symlinks=False)
     directory = stat.S_ISDIR(status.st_mode)
-    return directory, 0 if directory else status.st_size, path
+    return directory, 0 if directory else status.st_size
 
 
-def _pack_entry(path: str, name: str, output: IO[bytes], overlay: bool) -> None:
-    status = os.lstat(path)
+def _pack_entry(path: str, name: str, status: os.stat_result, output: IO[bytes], overlay: bool) -> None:
     info = tarfile.TarInfo(name)
     info.mode, info.mtime = status.st_mode & 0o7777, int(status.st_mtime)
     if stat.S_ISREG(status.st_mode):
@@ -61,7 +87,6 @@ def _pack_entry(path: str, name: str, output: IO[bytes], overlay: bool) -> None:
         if overlay and _is_opaque(path):
             info.pax_headers = {OPAQUE: "y"}
         _header(info, output)
-        _pack_directory(path, f"{name}/", output, overlay)
     elif overlay and stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
         info.pax_headers = {WHITEOUT: "y"}
         _header(info, output)

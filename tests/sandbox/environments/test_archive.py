@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.environments import archive
 from sandbox.environments.archive import Change
 from sandbox.environments.namespace import transfer
+from tests.support.examples import examples
 
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
     lambda name: name not in (".", "..")
@@ -42,7 +43,7 @@ def packed(path: Path, overlay: bool = False) -> bytes:
     return output.getvalue()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(TREES)
 def test_down_and_up_again(tree: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -55,7 +56,7 @@ def test_down_and_up_again(tree: dict[str, bytes]) -> None:
         assert not tree or files(root / "down") == tree
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(TREES, TREES)
 def test_changes_turn_the_pristine_tree_into_the_upper_layer(pristine: dict[str, bytes], upper: dict[str, bytes]) -> None:
     """Without deletions, the pristine tree with the changes applied is the merged tree; what is equal is no change."""

@@ -15,6 +15,7 @@ import pytest
 
 from sandbox.environments.errors import SandboxError, SandboxLost
 from sandbox.environments.namespace.sandbox import Sandbox
+from sandbox.environments.namespace.transfer import DEEPEST, MOST
 from sandbox.environments.spec import Directory, RoMount, SandboxSpec
 from tests.sandbox.environments.contract import LIMITS, Place, contract
 
@@ -311,6 +312,28 @@ async def test_sparse_files_do_not_hold_the_host_up(place: Place) -> None:
     with pytest.raises(SandboxError, match="larger than"):
         await sandbox.changes(max_bytes=1 << 20)
     await sandbox.destroy()
+
+
+WITHOUT_END = {
+    "pipes": f"import os; [os.mkfifo(str(i)) for i in range({MOST} + 100)]",
+    "directories": f"import os; [(os.mkdir('d'), os.chdir('d')) for _ in range({DEEPEST} + 10)]",
+}
+
+
+@pytest.mark.slow
+@contract
+async def test_a_tree_without_end_is_the_agents_doing(place: Place) -> None:
+    """It weighs nothing, and would take long to be read and longer to be looked at."""
+    limits = LIMITS.model_copy(update={"memory_mb": 512, "cpu_s": 120, "disk_mb": MOST >> 7})
+    for program in WITHOUT_END.values():
+        sandbox = await place.sandbox(SandboxSpec(limits=limits))
+        result = await sandbox.exec(["python3", "-c", program])
+        assert result.return_code == 0, result.stderr
+        await sandbox.kill()
+        with pytest.raises(SandboxError, match=r"nested|too long|more files|too large") as caught:
+            await sandbox.changes()
+        assert not isinstance(caught.value, SandboxLost)
+        await sandbox.destroy()
 
 
 @contract

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.environments.errors import ImageError
@@ -23,6 +23,7 @@ from sandbox.environments.images.unpack import unpack, unpack_here
 from sandbox.environments.spec import Directory, SandboxSpec
 from tests.sandbox.environments.contract import LIMITS, NAMESPACES, Place, contract
 from tests.sandbox.environments.images import Member, directory, layout, member, programs, tar
+from tests.support.examples import examples
 
 LINK, HARD, DEVICE, PIPE = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
 
@@ -121,7 +122,7 @@ _MEMBERS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(_MEMBERS)
 def test_no_archive_writes_outside_its_layer(tmp_path_factory: pytest.TempPathFactory, found: list[tuple[str, bytes, str]]) -> None:
     place = tmp_path_factory.mktemp("place")
