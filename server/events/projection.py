@@ -93,12 +93,14 @@ class Projection:
                 self._resumed(event, body)
             case StepBody() as body:
                 self._once(StepDone, (body.step,), f"step {body.step}", step=body.step, time=event.time)
-                self._metrics(body.step, body.metrics, {})
+                self._metrics(body.step, body.metrics)
                 self._started_running()
             case EvaluationBody() as body:
                 counts = body.model_dump(include={"step", "resolved", "executed", "total"})
                 self._once(EvaluationDone, (body.step,), f"the evaluation after step {body.step}", time=event.time, **counts)
-                self._metrics(body.step, body.metrics, {"resolved": body.resolved, "executed": body.executed, "total": body.total})
+                found = body.metrics | {"resolved": body.resolved, "executed": body.executed, "total": body.total}
+                # The step that it follows has metrics of the same names: its turns, its harnesses.
+                self._metrics(body.step, {f"evaluation/{key}": value for key, value in found.items()})
             case GroupBody() as body:
                 self._once(Group, (body.group_id,), f"group {body.group_id}", time=event.time, **body.model_dump(exclude={"type"}))
                 self._started_running()
@@ -221,11 +223,10 @@ class Projection:
             time=event.time,
         )
 
-    def _metrics(self, step: int, metrics: dict[str, float], counts: dict[str, float]) -> None:
+    def _metrics(self, step: int, metrics: dict[str, float]) -> None:
         self._session.flush()
         known = set(self._session.scalars(sa.select(Metric.key).where(Metric.run_id == self._run.run_id, Metric.step == step)))
-        values = metrics | {f"evaluation/{key}": value for key, value in counts.items()}
-        for key, value in values.items():
+        for key, value in metrics.items():
             if key not in known:
                 self._add(Metric, step=step, key=key, value=value if math.isfinite(value) else None)
 

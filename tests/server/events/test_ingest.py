@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from server.db import Database
-from server.db.models import Base, EventRow, PlanRow, Run, Trial
+from server.db.models import Base, EventRow, Metric, PlanRow, Run, Trial
 from server.events import MixedSources, UnknownRun, ingest
 from server.schemas.events import Event
 from server.schemas.outcome import Stage
 from server.schemas.states import RunState, TrialState
+from tests.support.examples import examples
 
 
 def make_run(db: Database, run_id: str = "r1") -> str:
@@ -100,6 +101,17 @@ def test_events_become_rows(db: Database) -> None:
         assert (waiting.state, waiting.stage) == (TrialState.RUNNING, Stage.DONE)
 
 
+def test_an_evaluation_takes_no_metric_from_the_step_before_it(db: Database) -> None:
+    """It is reported first, and has turns too."""
+    run = make_run(db)
+    evaluation = {"type": "evaluation", "step": 1, "resolved": 3, "executed": 5, "total": 6, "metrics": {"lego/turns/mean": 9}}
+    ingest(db, run, make_events("trainer", [evaluation, {"type": "step", "step": 1, "metrics": {"lego/turns/mean": 4}}]))
+    with db.read() as session:
+        values = {key: value for key, value in session.execute(sa.select(Metric.key, Metric.value))}
+    turns = {"lego/turns/mean": 4, "evaluation/lego/turns/mean": 9}
+    assert values == turns | {"evaluation/resolved": 3, "evaluation/executed": 5, "evaluation/total": 6}
+
+
 def test_what_cannot_be_applied_is_a_problem_of_the_event_alone(db: Database) -> None:
     run = make_run(db)
     ingest(db, run, trainer_events())
@@ -158,7 +170,7 @@ def test_sources_may_report_at_the_same_time(db: Database) -> None:
         assert session.scalar(sa.select(sa.func.count()).select_from(EventRow)) == len(trainer_events()) + len(runner_events())
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1))
 def test_any_interleaving_and_repetition_of_batches_gives_the_same_tables(db: Database, seed: int) -> None:
     clear(db)
