@@ -145,7 +145,7 @@ def read_log(
         with open(descriptor, "rb") as file:  # noqa: PTH123 -- a descriptor
             for record in [file.read(min(LINE_BYTES, left))] if path.suffix == ".json" else islice(_lines(file, left), max(0, records)):
                 left, records = left - len(record), records - 1
-                _take(record, book, note)
+                _take(record, book, note, path.suffix == ".json")
                 if book.log.dropped > DROPPED:
                     left = records = 0
                     break
@@ -191,7 +191,8 @@ def _lines(file: BinaryIO, left: int) -> Iterator[bytes]:
             left -= len(line)
 
 
-def _take(record: bytes, book: LogBook, note: Callable[[Entry, LogBook], bool]) -> None:
+def _take(record: bytes, book: LogBook, note: Callable[[Entry, LogBook], bool], whole: bool) -> None:
+    """`whole`: the record is a file of its own, not a line."""
     if not record.strip():
         return
     try:
@@ -199,6 +200,9 @@ def _take(record: bytes, book: LogBook, note: Callable[[Entry, LogBook], bool]) 
     except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, a nest of thousands of brackets
         value = None
     if not isinstance(value, dict):
-        book.log.malformed += 1
+        ended = record.rstrip().endswith(b"}") if whole else record.endswith(b"\n")
+        # A log that was cut on its way here, or whose harness was killed while it wrote, ends within a record, which is no flaw of it.
+        book.log.truncated |= not ended
+        book.log.malformed += ended or len(record) >= LINE_BYTES
     elif not note(Entry(value), book):
         book.log.unknown += 1

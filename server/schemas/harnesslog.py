@@ -73,4 +73,4 @@ class HarnessLog(BaseModel):
     unknown: int = 0
     """Records of kinds that the adapter does not know: its pinned version writes none."""
     truncated: bool = False
-    """The log was longer than what is read of it."""
+    """The log was longer than what is read of it, or ends within a record."""

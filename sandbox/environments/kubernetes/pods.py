@@ -28,6 +28,10 @@ _OWN_LIMITS = ("exceeds the limit", "exceeds the total limit", "exceeded its loc
 _BROKEN_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff", "PreCreateHookError"}
 
 
+class Unstartable(SandboxError):
+    """A pod's image is there, but not what is to be run in it."""
+
+
 class Blame(Enum):
     """Whose doing the end of a pod was."""
 
@@ -62,12 +66,13 @@ def obstacle(pod: Object) -> SandboxError | None:
         reason, words = waiting.get("reason", ""), waiting.get("message", "")
         text = f"image {container.get('image', '?')}: {reason}: {words}".rstrip(": ")
         if reason in _IMAGE_REASONS:
-            if any(sign in words.lower() for sign in _TRANSIENT_PULL):
+            said = words.lower().replace(container.get("image", "").lower() or "\0", "")  # which may be called anything
+            if any(sign in said for sign in _TRANSIENT_PULL):
                 return None if reason == "ErrImagePull" else SandboxError(f"{text}; the registry may answer later")
             # The first failure names the reason, the next state hides it: wait for neither.
             return ImageError(f"{text}; is it in the registry, and may the cluster pull it? (sandbox.kubernetes.mirrors, pull_secrets)")
         if reason in _BROKEN_REASONS:
-            return SandboxError(f"the container cannot start: {reason}: {words}")
+            return Unstartable(f"the container cannot start: {reason}: {words}")
     return None
 
 

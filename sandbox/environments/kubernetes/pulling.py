@@ -12,7 +12,7 @@ from sandbox.environments.errors import SandboxError
 from . import manifest
 from .api import ApiError, Object
 from .cluster import Cluster
-from .pods import ended, obstacle
+from .pods import Unstartable, ended, obstacle
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _pulled(pod: Object | None) -> bool | None:
         if container.get("imageID") or container.get("state", {}).get("running") or container.get("state", {}).get("terminated"):
             return True
     if ended(pod) is None and (found := obstacle(pod)):
-        if "cannot start" in str(found):
+        if isinstance(found, Unstartable):
             return True
         raise found
     return None

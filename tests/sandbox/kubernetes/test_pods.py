@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sandbox.environments.errors import ImageError, SandboxError
 from sandbox.environments.kubernetes.api import Absent, ApiError, Busy, refused
-from sandbox.environments.kubernetes.pods import Blame, ended, is_ready, obstacle, waits_for
+from sandbox.environments.kubernetes.pods import Blame, Unstartable, ended, is_ready, obstacle, waits_for
 
 LOW_NODE = "The node was low on resource: ephemeral-storage. Container main was using 90Mi, which exceeds its request of 0."
 
@@ -48,6 +48,12 @@ def test_a_registry_that_is_busy_is_not() -> None:
     assert not isinstance(found, ImageError)
 
 
+def test_an_image_may_be_called_like_a_busy_registry() -> None:
+    named = waiting("ErrImagePull", "timeout-503: manifest unknown")
+    named["status"]["containerStatuses"][0]["image"] = "timeout-503"
+    assert isinstance(obstacle(named), ImageError)
+
+
 def test_an_init_container_is_looked_at_too() -> None:
     status = {"initContainerStatuses": [{"name": "runtime", "image": "tools:1", "state": {"waiting": {"reason": "ErrImageNeverPull"}}}]}
     found = obstacle({"metadata": {"name": "p"}, "status": {"phase": "Pending", **status}})
@@ -57,6 +63,7 @@ def test_an_init_container_is_looked_at_too() -> None:
 
 def test_a_container_that_cannot_start_says_why() -> None:
     found = obstacle(waiting("CreateContainerError", 'exec: "/opt/python": no such file'))
+    assert isinstance(found, Unstartable)
     assert "no such file" in str(found)
     assert obstacle(waiting("ContainerCreating")) is None
     assert obstacle(pod("Pending", False, {})) is None
