@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from harbor.models.trajectories.trajectory import Trajectory
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.harnesses import logs as logs_module
@@ -24,6 +24,7 @@ from sandbox.harnesses.registry import HARNESSES
 from server.runs.atif import trajectory
 from server.schemas.capture import CaptureRecord
 from server.schemas.harnesslog import EVENTS, TEXT, HarnessLog, LogEventKind
+from tests.support.examples import examples
 
 ARCHIVE = Path(__file__).with_name("logs.tar.xz")
 PLAIN = {"tool": 5}
@@ -147,7 +148,7 @@ def records(logs: Path, trial: str) -> list[Any]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), junk=JSON)
 def test_no_record_of_whatever_shape_breaks_an_adapter(logs: Path, data: st.DataObject, junk: Any) -> None:
     trial = data.draw(st.sampled_from(sorted(EXPECTED)))

@@ -7,11 +7,12 @@ import itertools
 from collections import Counter
 
 import numpy as np
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from server.schemas.capture import BranchClass, BranchReason, Exclusion
 from server.schemas.runspec import History, TrainRule
+from tests.support.examples import examples
 from tests.trainer.capture.careless import SAMPLED, STEPS, TOKENIZER, Careless, Watched
 from tests.trainer.capture.witness import Witness, check
 from tests.trainer.equal import assert_same_capture
@@ -56,7 +57,7 @@ def play(
     return asyncio.run(run()).capture, witness
 
 
-@settings(max_examples=150, phases=QUICK)
+@examples(150, phases=QUICK)
 @given(**SCENARIO, moe=st.booleans())
 def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed: int, form: int, moe: bool) -> None:
     """Also reports A8 and A9 (`test_field_reports`): ids, mask, log-probs and routes are aligned, the mask holds sampled tokens only."""
@@ -77,7 +78,7 @@ def test_tokens_are_what_the_engine_saw(steps: list[str], texts: list[int], seed
     assert unproven.keys().isdisjoint(turn.call for turn in kept if turn.returned)
 
 
-@settings(max_examples=60, phases=QUICK)
+@examples(60, phases=QUICK)
 @given(**SCENARIO, moe=st.booleans())
 def test_writing_and_reading_a_capture_changes_nothing(steps: list[str], texts: list[int], seed: int, form: int, moe: bool) -> None:
     capture, witness = play(steps, texts, seed, form, moe)
@@ -88,7 +89,7 @@ def test_writing_and_reading_a_capture_changes_nothing(steps: list[str], texts: 
     assert again.to_bytes("t-1") == capture.to_bytes("t-1")
 
 
-@settings(max_examples=80, phases=QUICK)
+@examples(80, phases=QUICK)
 @given(**SCENARIO, disguise=st.text("ab \n<>é", min_size=1, max_size=9).map(lambda text: f"Q{text}"))
 def test_what_was_not_sampled_changes_no_mask_and_no_log_prob(
     steps: list[str], texts: list[int], seed: int, form: int, disguise: str

@@ -5,10 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from tests.support.examples import examples
 from tests.trainer.models import VOCAB, make_model, reference
 from trainer.engine.base import EngineError, Generation, GenerationRequest, Sampling
 from trainer.engine.cpu import CpuEngine
@@ -281,7 +282,7 @@ def test_unsupported_models_and_incomplete_weights_are_refused(moe: PreTrainedMo
         CpuEngine(Shape.from_hf(config), weights, context=CONTEXT)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)),

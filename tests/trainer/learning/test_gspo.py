@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from trainer.learning.clip import MAX_LOG_RATIO
 from trainer.learning.gspo import rollout_log_ratios, row_log_ratios, surrogate
 
@@ -45,7 +46,7 @@ def test_only_ratios_beyond_the_clip_on_the_advantageous_side_are_clipped() -> N
     assert torch.allclose(gradient, closed, atol=1e-14)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 99))
 def test_branches_have_value_and_gradient_of_the_rollout(numbers: list[int], seed: int) -> None:
     """Whatever rows belong together: the stop-gradient form equals Eq. 1 with σ over all branches and its full gradient."""

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.trainer.learning.test_gspo import make_batch
 from trainer.learning.advantages import DELTA, group_advantages
 from trainer.learning.gspo import surrogate as gspo_surrogate
@@ -36,7 +37,7 @@ def test_each_token_is_clipped_by_itself() -> None:
     assert gradient.tolist() == [pytest.approx([0, -1.1 / 3, -0.5 / 3]), pytest.approx([2 * 1.5 / 2, 0, 0])]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 99))
 def test_grpo_means_over_rollouts_and_ppo_over_tokens(seed: int) -> None:
     """Rows 0 and 1 are branches of one rollout; value and gradient equal the objective as written, whatever the micro-batches."""

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from trainer.learning.minibatches import partition
 from trainer.learning.weights import branch_weights, row_factors
 
@@ -57,7 +58,7 @@ rollout = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 steps = st.lists(st.lists(rollout, min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps, st.integers(1, 4), st.integers(1, 64), st.integers(0, 99))
 def test_verls_loss_becomes_the_objective(groups: list[list[list[int]]], minibatches: int, global_batch_size: int, seed: int) -> None:
     check_objective(groups, minibatches, global_batch_size, seed, seq_mean_token_mean)

@@ -7,10 +7,11 @@ import json
 import random
 from typing import Any, get_args
 
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
 from server.schemas.runspec import Family, History, TrainRule
+from tests.support.examples import examples
 from tests.trainer.equal import assert_same_capture
 from trainer.capture.capture import Capture
 from trainer.capture.file import from_bytes
@@ -82,7 +83,7 @@ def echo(dialect: Dialect, answer: dict[str, Any]) -> list[dict[str, Any]]:
     return [*items, *(outputs or word)]
 
 
-@settings(max_examples=150, phases=(Phase.explicit, Phase.generate))
+@examples(150, phases=(Phase.explicit, Phase.generate))
 @example(turns=[[110, 0], [110, 0], [110], [110, 0]], dialect=DIALECTS[0], rendering=RENDERINGS[0], seed=953)  # the same body again
 @given(
     turns=st.lists(SAMPLED, min_size=1, max_size=6),

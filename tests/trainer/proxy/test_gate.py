@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.trainer.models import make_model
 from tests.trainer.scripted import ScriptedEngine
 from trainer.engine.base import KV, GenerationRequest, Sampling
@@ -96,7 +97,7 @@ def test_a_newcomer_never_overtakes_another_one() -> None:
 ARRIVALS = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 300), st.integers(0, 20)), max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(ARRIVALS, st.randoms(use_true_random=False))
 def test_every_call_is_admitted_once_and_within_the_longest_wait(arrivals: list[tuple[str, int, int]], random: Any) -> None:
     gate, now = Gate(RULE), 0

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 import trainer.policies
+from tests.support.examples import examples
 from trainer.capture.message import Message, ToolCall
 from trainer.proxy.literal import Shield
 from trainer.proxy.rendering import Rendering
@@ -47,7 +48,7 @@ def tools(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rendering", RENDERINGS)
 @given(said=st.lists(texts, min_size=6, max_size=6), about=texts)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_text_of_a_client_becomes_a_special_token(rendering: Rendering, said: list[str], about: str) -> None:
     rendered = rendering.render(conversation(*(f"a{text}a" for text in said)), tools(about)).ids
     neutral = rendering.render(conversation(*["a"] * 6), tools("")).ids
@@ -58,7 +59,7 @@ def test_no_text_of_a_client_becomes_a_special_token(rendering: Rendering, said:
 
 @pytest.mark.parametrize("rendering", RENDERINGS)
 @given(text=texts)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_bridge_is_as_safe_as_a_render(rendering: Rendering, text: str) -> None:
     start = rendering.render([Message("user", "Go.")], [])
     sampled = [*rendering._spelling._tokenizer.encode("Yes.").ids, *rendering.stop_token_ids[:1]]
@@ -71,7 +72,7 @@ def test_a_bridge_is_as_safe_as_a_render(rendering: Rendering, text: str) -> Non
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), MERGED])
 @given(text=st.text())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_ordinary_text_is_encoded_as_ever(tokenizer: Tokenizer, text: str) -> None:
     text = text.encode("utf-8", "ignore").decode()
     if not any(name in text for name in (*CONTROL, *MARKUP, "\ufdd0")):

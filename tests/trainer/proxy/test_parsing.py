@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from trainer.capture.request import Request
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
@@ -102,7 +103,7 @@ def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_any_body_is_a_request_or_a_refusal(dialect: Dialect, body: Any, data: Any) -> None:
     for _ in range(data.draw(st.integers(1, 2))):
         body = changed(body, data.draw(st.sampled_from(places(body))), data.draw(odd))
@@ -152,7 +153,7 @@ def decorate(value: Any, data: Any) -> Any:
 
 @pytest.mark.parametrize(("dialect", "body"), DIALECTS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_forms_of_one_meaning_are_one_request(dialect: Dialect, body: Any, data: Any) -> None:
     """Pain 16: blocks or a string, cache marks, keys in another order, with or without `is_error`, streamed or not.
 

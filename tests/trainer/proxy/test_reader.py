@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.fields import load
 from trainer.proxy.dialects.openai_chat import OpenAIChat
@@ -31,7 +32,7 @@ def outcome(reader: Reader | None, raw: bytes) -> str:
         return refusal.message
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(BODIES | DEEP, min_size=1, max_size=4), st.booleans())
 def test_a_rollouts_bodies_read_as_each_would_alone(bodies: list[dict[str, Any]], ascii: bool) -> None:
     reader = Reader()
@@ -44,7 +45,7 @@ MORE = st.lists(VALUES, min_size=1, max_size=3)
 GARBAGE = st.sampled_from([b",", b", ", b",1", b"]", b",1],[", b'],"x":[', b",[", b"1", b',"', b" ,{}", b",\n2 ", b",\xff"])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(MORE, min_size=1, max_size=4), FIELDS, GARBAGE, st.sampled_from([(",", ":"), (", ", ": ")]), st.data())
 def test_a_body_that_grows_reads_as_it_would_alone(
     steps: list[list[Any]], name: str, garbage: bytes, separators: tuple[str, str], data: st.DataObject

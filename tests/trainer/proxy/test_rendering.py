@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tests.support.examples import examples
 from trainer.capture.message import Message, ToolCall
 from trainer.proxy.rendering import ParsedCall, Rendering
 
@@ -99,7 +100,7 @@ LATER = st.one_of(
 
 
 @given(TEXTS, st.lists(LATER, min_size=1, max_size=5), st.sampled_from([[], TOOLS, [*TOOLS, *TOOLS]]), st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_remembered_head_changes_no_id(tokenizer: Tokenizer, system: str, later: list[Message], tools: list[Any], thinking: bool) -> None:
     """A whole prompt is what the renderer gives for it in one piece."""
     rendering = Rendering(tokenizer, thinking=thinking)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from server.schemas.runspec import Family
+from tests.support.examples import examples
 from trainer.capture.message import Message, Role, ToolCall
 from trainer.proxy import rendering
 from trainer.proxy.moulds import Rendered
@@ -35,7 +36,7 @@ def both(made: Rendering, sampled: list[int], said: list[tuple[str, str]]) -> tu
 
 
 @pytest.mark.parametrize("kind", RENDERINGS, ids=str)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(sampled=SAMPLED, said=MESSAGES)
 @example(sampled=[TOKENIZER.token_to_id("<|endoftext|>")] * 16 + [0], said=[("user", "")])  # an end, and an ordinary token behind it
 @example(sampled=[*[0] * 20, TOKENIZER.token_to_id("<|im_end|>"), 0, *TOKENIZER.encode("\n").ids], said=[("user", "ok")])  # and a new line
@@ -63,7 +64,6 @@ SPOKEN = st.builds(
 
 
 @pytest.mark.parametrize("kind", RENDERINGS, ids=str)
-@settings(max_examples=100, deadline=None)
 @given(
     sampled=st.builds(lambda names, bare: turn(names)[bare:], st.lists(st.sampled_from(SPECIALS), max_size=5), st.sampled_from([0, 10])),
     end=st.sampled_from(["<|im_end|>", "<|endoftext|>", ""]),
@@ -107,7 +107,7 @@ CALLS = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", RENDERINGS, ids=str)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     said=st.text(max_size=20) | st.just("a </think> b"),
     call=st.none() | CALLS,

@@ -10,10 +10,11 @@ import anthropic
 import httpx2
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.schemas.runspec import Family
+from tests.support.examples import examples
 from trainer.capture.graph import Graph, Turn
 from trainer.capture.message import Message, ToolCall
 from trainer.capture.request import Request
@@ -145,7 +146,7 @@ DIALECTS: list[tuple[Dialect, Any]] = [(Anthropic(), messages), (OpenAIChat(), c
 
 @pytest.mark.parametrize(("dialect", "read"), DIALECTS)
 @given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), rendering=st.sampled_from(FAMILIES), data=st.data())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_stream_and_whole_answer_are_the_same_turn(
     dialect: Dialect, read: Any, sampled: list[int], prompt: str, rendering: Rendering, data: Any
 ) -> None:
@@ -163,7 +164,7 @@ def test_stream_and_whole_answer_are_the_same_turn(
 
 
 @given(sampled=turns, prompt=st.sampled_from(SCAFFOLDS), rendering=st.sampled_from(FAMILIES), data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_blocks_are_well_formed_and_never_taken_back(sampled: list[int], prompt: str, rendering: Rendering, data: Any) -> None:
     """Pain 21: at most one block is open, and every delta lies inside it. What is shown early is a prefix of what the turn says."""
     scaffold = ids_of(prompt)

@@ -10,9 +10,10 @@ import numpy as np
 import openai
 import pytest
 from anthropic.types import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.trainer.proxy.conftest import Rollout, until
 from tests.trainer.scripted import ABORT, call, routes_at, say
 from trainer.engine.base import EngineError, EngineUnavailable, Generation, GenerationRequest, Sampling
@@ -229,7 +230,7 @@ class Faulty:
         return Generation(ids, log_probs, rows, "length" if fails is None else "aborted", version)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=5), st.booleans())
 def test_an_interrupted_turn_is_the_turn_that_it_would_have_been(faults: list[tuple[int, bool]], streams: bool) -> None:
     engine, heard = Faulty(faults, streams), list[int]()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tests.support.examples import examples
 from trainer.proxy import words
 from trainer.proxy.words import Words
 from trainer.vocabulary import add_specials
@@ -40,7 +41,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", MADE)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(pieces=st.lists(PIECES, max_size=24))
 def test_the_ids_are_those_of_the_tokenizer(name: str, pieces: list[str]) -> None:
     text = "".join(pieces)
