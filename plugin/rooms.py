@@ -37,7 +37,7 @@ VERBS = {
     "bench": Verb(TRAINER, "Measure proxy, engine, sandboxes and trials.", {"trials": SANDBOX, "sandbox": SANDBOX}),
     "checkpoint": Verb(TRAINER, "List and export the weights of a run.", takes_data_dir=True),
     "doctor": Verb(SANDBOX, "Look for what sandboxes leave behind and for what makes them slow.", takes_data_dir=True),
-    "harness": Verb(SANDBOX, "Install, list and verify pinned harness runtimes.", takes_data_dir=True),
+    "harness": Verb(SANDBOX, "Install, list, verify and prune pinned harness runtimes.", takes_data_dir=True),
     "image": Verb(SANDBOX, "Fetch, build, list and prune images of sandboxes.", takes_data_dir=True),
     "purge": Verb(SANDBOX, "Take broken tasks out of a task index, by the evidence of runs.", takes_data_dir=True),
     "r3": Verb(TRAINER, "Measure routing replay against its negative control."),

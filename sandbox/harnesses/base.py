@@ -114,6 +114,7 @@ class HarnessAgent(BaseAgent):
         if harness.version != cls.pin.version:
             raise ValueError(f"harnesses: {harness.name} is pinned to {cls.pin.version}, the spec asks for {harness.version}")
         try:
+            store.hold(cls.pin)
             return Launcher(harness, await asyncio.to_thread(store.verify, cls.pin, deep=False))
         except RuntimeMissing as error:
             if not harness.adapter:

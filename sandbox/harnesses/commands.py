@@ -1,4 +1,4 @@
-"""`rl harness install|list|verify`."""
+"""`rl harness install|list|prune|verify`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sandbox.runner import quiet
 from server.schemas.datadir import DataDir, default_data_dir
 from server.schemas.runspec import Harness
 
+from . import prune
 from .pins import PINS, Pin
 from .store import RuntimeMissing, RuntimeStoreError, Store
 
@@ -102,6 +103,35 @@ def _state(store: Store, pin: Pin, deep: bool) -> dict[str, Any]:
         state, problem = "tampered", str(error)
     path = str(store.tree(pin))
     return {"name": pin.name, "version": pin.version, "state": state, "installed": state != "missing", "path": path, "problem": problem}
+
+
+@harness.command("prune")
+@click.argument("names", nargs=-1)
+@click.option("--apply", "do", is_flag=True, help="Remove them; without it, only say what would go.")
+@store_options
+@as_json_option
+def harness_prune(names: tuple[str, ...], do: bool, store: Store, as_json: bool) -> None:
+    """Remove runtimes that no pin names any more (of all harnesses, or those named; MODULE:CLASS names an adapter of your own).
+
+    What a live run uses stays. Nothing is removed without `--apply`.
+    """
+    found = prune.old(store, _named(names))
+    free = [row for row in found if not row.in_use]
+    gone = prune.remove(store, free) if do else []
+    rows = [{"name": row.name, "path": str(row.tree), "bytes": row.bytes, "in_use": row.in_use, "removed": row in gone} for row in found]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for row in found:
+        state = "removed" if row in gone else "stays: a live run uses it" if row.in_use or do else "would go"
+        click.echo(f"{row.name:16} {row.tree.name:30} {row.bytes / 1e6:8.1f} MB  {state}")
+    total = f"{sum(row.bytes for row in gone or free) / 1e6:.1f} MB"
+    if not found:
+        click.echo(f"{store.root} has nothing but what is pinned now")
+    elif do:
+        click.echo(f"{len(gone)} runtimes removed, {total}")
+    else:
+        click.echo(f"{len(free)} runtimes would go, {total}; --apply does it")
 
 
 @harness.command("verify")

@@ -6,7 +6,8 @@
 ```
 
 A tree appears whole (built beside its place, then renamed) and is never changed. Nothing is fetched when a trial runs. Of several who
-install one harness at the same time the first does it and the others wait; what a killed one left is removed by the next.
+install one harness at the same time the first does it and the others wait; what a killed one left is removed by the next. Who uses a tree
+holds a shared lock (flock) on its manifest; who would remove or replace it needs that lock alone.
 
 RuntimeStoreError
  ├─ RuntimeMissing    not installed
@@ -24,6 +25,7 @@ import os
 import platform
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,12 +91,22 @@ class Store:
             raise RuntimeMissing(f"{pin.name} {pin.version} is not installed in {self.root}; run `rl harness install {pin.name}`")
         return self.tree(pin)
 
+    def hold(self, pin: Pin) -> None:
+        """As long as this object lives nobody removes or replaces what is installed now. Raises RuntimeMissing."""
+        try:
+            descriptor = lock(self.manifest_path(pin), fcntl.LOCK_SH)
+        except (FileNotFoundError, BlockingIOError):  # the latter: it is being removed
+            self.require(pin)
+            raise RuntimeMissing(f"{pin.name} {pin.version} is being replaced in {self.root}: try again") from None
+        weakref.finalize(self, os.close, descriptor)
+
     def verify(self, pin: Pin, *, deep: bool = True) -> Path:
         """The installed tree after every byte was compared with the manifest, and Python files with their wheels' own RECORDs.
 
         Without `deep` names, sizes and times are compared, which notices every accident in a tenth of the time; it is what a runner does
         when it starts. Raises RuntimeMissing or RuntimeTampered, or RuntimeStoreError where it cannot be read.
         """
+        _for_this_machine(pin)
         tree, again = self.require(pin), f"run `rl harness install {pin.name} --again`"
         try:
             manifest = Manifest.model_validate_json(self.manifest_path(pin).read_bytes())
@@ -124,10 +136,7 @@ class Store:
         """
         if not again and self._has(pin):
             return self.tree(pin)
-        if platform.machine() != MACHINE:
-            raise RuntimeStoreError(
-                f"{pin.name} is pinned for {MACHINE} Linux, and this is {platform.machine()}: use a machine of that kind"
-            )
+        _for_this_machine(pin)
         try:
             with self._alone(pin) as scratch:
                 if again or not self._has(pin):
@@ -149,12 +158,12 @@ class Store:
         with (self.root / f".{pin.name}.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for abandoned in parent.glob(f"{_UNFINISHED}*"):
-                _discard(abandoned)
+                discard(abandoned)
             scratch = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=parent))
             try:
                 yield scratch
             finally:
-                _discard(scratch)
+                discard(scratch)
 
     def _install(self, pin: Pin, scratch: Path, arguments: Sequence[str]) -> None:
         built = scratch / "tree"
@@ -163,8 +172,13 @@ class Store:
         if isinstance(pin, PythonPin) and (wrong := _unlike_record(built, files)):
             raise RuntimeStoreError(f"{pin.name}: {wrong[0]} is not the file that its wheel lists")
         _protect(built)
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                os.close(lock(self.manifest_path(pin), fcntl.LOCK_EX))
+            except BlockingIOError:
+                raise RuntimeStoreError(f"a live run uses {pin.name} {pin.version}, which cannot be replaced: end the run first") from None
         self.manifest_path(pin).unlink(missing_ok=True)
-        _discard(self.tree(pin))
+        discard(self.tree(pin))
         built.chmod(0o755)  # moving a directory to another parent writes its `..`
         built.replace(self.tree(pin))
         self.tree(pin).chmod(0o555)
@@ -172,7 +186,23 @@ class Store:
         write_atomic(self.manifest_path(pin), manifest.model_dump_json(), mode=0o444)
 
 
-def _discard(tree: Path) -> None:
+def lock(manifest: Path, kind: int) -> int:
+    """The descriptor that holds the lock. Raises BlockingIOError when another holds it, FileNotFoundError."""
+    descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _for_this_machine(pin: Pin) -> None:
+    if platform.machine() != MACHINE:
+        raise RuntimeStoreError(f"{pin.name} is pinned for {MACHINE} Linux, and this is {platform.machine()}: use a machine of that kind")
+
+
+def discard(tree: Path) -> None:
     """Remove a directory whose own are read-only."""
     for folder, _, _ in os.walk(tree):
         with contextlib.suppress(OSError):

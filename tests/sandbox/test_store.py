@@ -234,6 +234,8 @@ def test_without_npm_the_message_says_what_is_missing(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeStoreError, match=r"`npm` was not found; install Node\.js"):
         Store(tmp_path / "store").install(NpmPin("tool", "1.0", "@some/tool", "sha512-x"))
+    with pytest.raises(RuntimeStoreError, match="this is aarch64"):  # a store that was copied there
+        Store(tmp_path / "store").verify(NpmPin("tool", "1.0", "@some/tool", "sha512-x"), deep=False)
 
 
 def apt(directory: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

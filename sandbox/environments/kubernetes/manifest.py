@@ -27,6 +27,8 @@ HANDLER = "io.containerd.cri.runtime-handler"
 OURS = f"{MANAGED_BY}={MANAGER}"
 
 CONTAINER = "main"
+MACHINE = {"kubernetes.io/arch": "amd64"}
+"""Of the nodes: the pinned runtimes and the filter of system calls are for this one."""
 ROOT_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID")
 """What our own processes in a container need: to own what the agent must not write, and to become the agent or end it. Agents have none."""
 _FIRST_UID, _UIDS = 1 << 20, 1 << 29
@@ -224,7 +226,7 @@ def _placement(settings: Kubernetes) -> Object:
     wanted: Object = {
         "runtimeClassName": settings.runtime_class,
         "priorityClassName": settings.priority_class,
-        "nodeSelector": settings.node_selector,
+        "nodeSelector": MACHINE | settings.node_selector,
         "imagePullSecrets": [{"name": name} for name in settings.pull_secrets],
     }
     return {name: value for name, value in wanted.items() if value}

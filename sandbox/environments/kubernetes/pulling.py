@@ -44,9 +44,9 @@ async def pull_all(cluster: Cluster, images: Iterable[str]) -> dict[str, str]:
 
 async def _nodes(cluster: Cluster) -> Sequence[str | None]:
     """Names of the nodes; one nameless one where we may not list them, and the scheduler chooses."""
-    selector = ",".join(f"{name}={value}" for name, value in cluster.settings.node_selector.items())
+    selector = ",".join(f"{name}={value}" for name, value in (manifest.MACHINE | cluster.settings.node_selector).items())
     try:
-        answer = await cluster.api.request("GET", "/api/v1/nodes", {"labelSelector": selector} if selector else None)
+        answer = await cluster.api.request("GET", "/api/v1/nodes", {"labelSelector": selector})
     except ApiError as error:
         log.warning("images are pulled to one node each: %s", error)
         return [None]

@@ -119,7 +119,7 @@ def test_scratch_in_memory_and_lazy_pulls_are_asked_for() -> None:
     assert "io.containerd.cri.runtime-handler" not in made()["metadata"]["annotations"]
     spec = pod["spec"]
     assert spec["priorityClassName"] == "low"
-    assert (spec["imagePullSecrets"], spec["nodeSelector"]) == ([{"name": "hub"}], {"pool": "rl"})
+    assert (spec["imagePullSecrets"], spec["nodeSelector"]) == ([{"name": "hub"}], {"kubernetes.io/arch": "amd64", "pool": "rl"})
     memory = {"medium": "Memory", "sizeLimit": "128Mi"}
     assert [volume["emptyDir"] for volume in spec["volumes"] if "emptyDir" in volume] == [memory] * 3
     paths = [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"] if mount["name"].startswith("scratch")]
