@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 STEPS = 3
 
 
-async def play(client: Client, request: TrialRequest) -> Scored | Failed:
-    """Two turns; odd samples succeed."""
+async def two_turns(client: Client, request: TrialRequest) -> Scored | Failed:
+    """Odd samples succeed."""
     messages = [{"role": "user", "content": f"repair {request.task}"}]
     for _ in range(2):
         reply = await client.chat(messages)
@@ -33,16 +33,27 @@ async def play(client: Client, request: TrialRequest) -> Scored | Failed:
     return scored(int(request.trial_id.rsplit("-", 1)[1]) % 2)
 
 
-@pytest.mark.parametrize(("kind", "schedule"), [("dense", "sync"), ("experts", "sync"), ("dense", "async")])
+@pytest.mark.parametrize(("kind", "schedule"), [("tied", "sync"), ("experts", "sync"), ("dense", "async"), ("experts", "async")])
 def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path, kind: str, schedule: Literal["sync", "async"]) -> None:
-    """With experts, under the routes that vLLM took."""
-    world, policy, dense = bare_world, tmp_path / "policy", kind == "dense"
-    save_policy(policy, dense=dense, tied=False, head_dim=64)
+    """With experts, under the routes that vLLM took. A tied policy's output layer is its embedding."""
+    world, policy, dense = bare_world, tmp_path / "policy", kind != "experts"
+    save_policy(policy, dense=dense, tied=kind == "tied", head_dim=64)
+
+    async def play(client: Client, request: TrialRequest) -> Scored | Failed:
+        """Trials of the second step generate without a pause until the first one is over: weights change in the middle of their turns."""
+        calls = 0
+        while schedule == "async" and request.trial_id.startswith("s002-") and not of(world.server.bodies(), StepBody):
+            calls += 1
+            assert await client.chat([{"role": "user", "content": f"{calls}: go on with {request.task}"}]) is not None
+        return await two_turns(client, request)
+
     world.runner.play = play
     prepare(
         world,
         policy,
-        rollout=Rollout(tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=8, max_turns=4, engine="vllm"),
+        rollout=Rollout(
+            tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=64 if schedule == "async" else 8, max_turns=500, engine="vllm"
+        ),
         algorithm=Algorithm(clip_low=0.03, clip_high=0.04, minibatches=2, routing_replay=not dense),
         trainer=Trainer(steps=STEPS, schedule=schedule, learning_rate=1e-3, evaluation=Evaluation(rollouts=4)),
     )
@@ -59,5 +70,6 @@ def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path, 
         assert tokens > 0 and (schedule == "async" or step.metrics["lego/optimizer_steps"] == 2)
         if not dense:
             assert step.metrics["lego/routing/replayed"] > 0 == step.metrics["lego/routing/missing"]
+    assert schedule == "sync" or sum(step.metrics["lego/engine/resumed"] for step in steps) > 0
     assert left_behind(world) == []
     assert not [process for process in psutil.process_iter(["name"]) if (process.info["name"] or "").startswith("VLLM::")]

@@ -18,7 +18,8 @@ from .base import EngineError, Generation, GenerationRequest, StopReason
 class Probe:
     """What the trainer's own forward says of a text under the weights that the engine is about to get.
 
-    Stock vLLM takes some weights as silent garbage: on the CPU the experts of a mixture, and an output layer that is tied to the embedding.
+    Stock vLLM takes some weights as silent garbage: on the CPU the experts of a mixture, and an output layer that is tied to the embedding
+    (our plug-in mends both).
     """
 
     ids: Sequence[int]

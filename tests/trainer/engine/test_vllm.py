@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, save, start
+from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, reload, save, start
 from trainer.engine.base import EngineError, GenerationRequest, Sampling
 from trainer.engine.vllm import VllmEngine
 
@@ -21,15 +22,39 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-async def test_weights_that_it_takes_as_garbage_are_noticed(tmp_path: Path) -> None:
-    """The CPU build of 0.31 leaves an output layer that is tied to the embedding as it was."""
+async def test_weights_that_it_takes_as_garbage_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without our plug-in the CPU build of 0.31 leaves an output layer that is tied to the embedding as it was."""
+    monkeypatch.setenv("VLLM_PLUGINS", "")
     old, new = save(tmp_path / "old", 0, tied=True), save(tmp_path / "new", 1, tied=True)
     vllm = start(old)
     try:
         engine = VllmEngine(vllm)
         check(old, await engine.generate(GenerationRequest("a", PROMPT, Sampling(0.7, 16, ()))), 0.7)
         with pytest.raises(EngineError, match=r"differ from the trainer's by up to [\d.]+ nats"):
-            await engine.update_weights(lambda: vllm.collective_rpc("reload_weights", kwargs={"weights_path": str(new)}), 1, probe(new))
+            await engine.update_weights(reload(vllm, new), 1, probe(new))
+    finally:
+        vllm.shutdown()
+
+
+@pytest.mark.parametrize("written", ["once", "twice"])
+async def test_a_tied_output_layer_takes_new_weights_exactly(tmp_path: Path, written: str) -> None:
+    """Also one that the checkpoint holds a second time, which vLLM loads apart and ties when it has seen that both are equal."""
+    old, new = save(tmp_path / "old", 0, tied=True), save(tmp_path / "new", 1, tied=True)
+    if written == "twice":
+        for path in (old, new):
+            named = load_file(path / "model.safetensors")
+            named["lm_head.weight"] = named["model.embed_tokens.weight"].clone()
+            save_file(named, path / "model.safetensors", {"format": "pt"})
+    vllm = start(old)
+    try:
+        engine, greedy = VllmEngine(vllm), GenerationRequest("a", PROMPT, Sampling(0, 24, ()))
+        fresh = await engine.generate(greedy)
+        check(old, fresh, 1.0)
+        await engine.update_weights(reload(vllm, new), 1, probe(new))
+        check(new, await engine.generate(GenerationRequest("a", PROMPT, Sampling(0.7, 24, ()))), 0.7)
+        await engine.update_weights(reload(vllm, old), 2, probe(old))
+        again = await engine.generate(greedy)
+        assert (again.token_ids, again.log_probs, again.version) == (fresh.token_ids, fresh.log_probs, 2)
     finally:
         vllm.shutdown()
 
@@ -47,7 +72,7 @@ async def test_streams_aborts_and_takes_new_weights(tmp_path: Path) -> None:
         long = GenerationRequest("a", PROMPT, Sampling(1.0, 1900, ()), on_tokens=lambda *_: begun.set())
         running = asyncio.create_task(engine.generate(long))
         await begun.wait()
-        await engine.update_weights(lambda: vllm.collective_rpc("reload_weights", kwargs={"weights_path": str(new)}), 1, probe(new))
+        await engine.update_weights(reload(vllm, new), 1, probe(new))
         partial = await running
         assert (partial.stop_reason, partial.version) == ("aborted", 0) and partial.token_ids
         check(old, partial, 1.0)

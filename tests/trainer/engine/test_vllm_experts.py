@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.models import reference
-from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, save_experts, start
+from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, reload, save_experts, start
 from trainer.engine.base import EngineError, Generation, GenerationRequest, Sampling
 from trainer.engine.vllm import VllmEngine
 from trainer.engine.vllm_cpu import ROUTES
@@ -37,10 +36,6 @@ def agreement(path: Path, prompt: Sequence[int], answer: Generation, routes_from
     assert answer.routes.shape == wanted.shape
     same = (np.sort(answer.routes, -1) == wanted).all(-1)
     return int(same.sum()), same.size
-
-
-def reload(vllm: Any, path: Path) -> Any:
-    return lambda: vllm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
 
 
 async def test_routes_are_those_of_the_model_and_new_weights_are_exact(tmp_path: Path) -> None:

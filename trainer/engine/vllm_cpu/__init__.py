@@ -1,4 +1,5 @@
-"""A plug-in of vLLM's CPU build (0.31), through vLLM's own ways: mixtures of experts take new weights exactly, and routes come with turns.
+"""A plug-in of vLLM's CPU build (0.31), through vLLM's own ways: experts and tied output layers take new weights exactly, and routes come
+with turns.
 
 vLLM finds `register` by the entry point `vllm.general_plugins` and calls it in each of its processes. The routes need `ROUTES` among the
 engine's arguments.
@@ -18,6 +19,7 @@ def register() -> None:
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
     if current_platform.is_cpu():
-        from .experts import register as register_experts
+        from . import experts, tied
 
-        register_experts()
+        experts.register()
+        tied.register()
