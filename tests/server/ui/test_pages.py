@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +16,18 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def page(browser: Browser, server: str) -> Page:
-    page = browser.new_page(base_url=server, viewport={"width": 1240, "height": 1400})
-    page.on("pageerror", lambda error: pytest.fail(f"script error: {error}"))
-    page.on("console", lambda message: message.type == "error" and pytest.fail(f"console: {message.text}"))
-    page.on("request", lambda request: request.url.startswith((server, "data:")) or pytest.fail(f"asked for {request.url}"))
-    return page
+def page(browser: Browser, server: str) -> Iterator[Page]:
+    """What goes wrong on it fails the test at its end: raised in a listener, it would end the connection to the browser instead.
+
+    It is closed while the server lives, whose end is an error for a page that follows a run.
+    """
+    page, wrong = browser.new_page(base_url=server, viewport={"width": 1240, "height": 1400}), list[str]()
+    page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
+    page.on("console", lambda message: wrong.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on("request", lambda request: None if request.url.startswith((server, "data:")) else wrong.append(f"asked for {request.url}"))
+    yield page
+    page.close()
+    assert wrong == []
 
 
 def shot(page: Page, name: str) -> None:
