@@ -7,9 +7,10 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from trainer.bench.schedule import clock
 from trainer.rollout.schedule import EVALUATION, TRAINING, Prompt, Schedule
 from trainer.rollout.slots import Slots
@@ -23,8 +24,10 @@ async def play(trial: Trial) -> str:
     return trial[0]
 
 
-def schedule(slots: int = 100, batch: int = 2, staleness: int = 1, run: Callable[[Trial], Awaitable[str]] = play) -> Schedule[Trial, str]:
-    return Schedule(run, Slots(slots), batch=batch, staleness=staleness)
+def schedule(
+    slots: int = 100, batch: int = 2, staleness: int = 1, parts: int = 1, run: Callable[[Trial], Awaitable[str]] = play
+) -> Schedule[Trial, str]:
+    return Schedule(run, Slots(slots), batch=batch, staleness=staleness, parts=parts)
 
 
 def prompt(name: str, *seconds: float) -> tuple[str, list[Trial]]:
@@ -71,6 +74,37 @@ def test_what_no_step_may_train_any_more_is_cancelled_with_the_reason() -> None:
         assert late.dropped == "stale: unfinished when the last batch was taken that may hold what began before version 1"
 
     clock.run(course())
+
+
+def test_a_batch_in_parts_is_taken_as_its_prompts_finish() -> None:
+    async def course() -> None:
+        made = schedule(batch=4, parts=2)
+        made.feed([prompt(name, seconds) for name, seconds in zip("abcdefgh", (9, 1, 2, 7, 3, 8, 8, 8), strict=True)])
+        assert made.missing == 0
+        assert names(await made.take()) == ["b", "c"] and asyncio.get_running_loop().time() == 2 and made.missing == 2
+        assert names(await made.take()) == ["d", "e"] and asyncio.get_running_loop().time() == 7 and made.missing == 0
+        assert made.take_late() == [] and names(made.outstanding) == ["a", "f", "g", "h"]
+
+    clock.run(course())
+
+
+def test_no_part_takes_the_place_of_a_prompt_that_may_finish_in_time() -> None:
+    """Two prompts for which step 2 is the last keep two of its four places until the step can be full without them."""
+
+    async def course(lengths: tuple[int, ...], *batches: list[str]) -> list[str]:
+        made = schedule(batch=4, parts=4)
+        made.feed([prompt(name, seconds) for name, seconds in zip("abcdef", (*lengths, 1, 1, 1, 1), strict=True)])
+        assert names(await made.take()) == ["c", "d", "e", "f"]
+        made.version = 1
+        made.feed([prompt("g", 1), prompt("h", 1), prompt("i", 9), prompt("j", 9), prompt("k", 9), prompt("l", 9)])
+        for batch in batches:
+            assert names(await made.take()) == batch
+        assert made.missing == 0
+        return names(made.take_late())
+
+    assert clock.run(course((5, 7), ["g", "h"], ["a"], ["b"])) == []
+    assert clock.run(course((5, 700), ["g", "h"], ["a"], ["i"])) == ["b"]
+    assert clock.run(course((700, 700), ["g", "h"], ["i", "j"])) == ["a", "b"]
 
 
 def test_without_staleness_a_step_waits_for_its_whole_batch() -> None:
@@ -150,21 +184,26 @@ def test_ending_a_run_ends_its_rollouts() -> None:
     clock.run(course())
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(0, 10_000))
-def test_no_trained_prompt_lags_more_than_allowed_and_none_is_lost(staleness: int, batch: int, size: int, places: int, seed: int) -> None:
+@examples(60)
+@given(st.integers(0, 3), st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(0, 10_000))
+def test_no_trained_prompt_lags_more_than_allowed_and_none_is_lost(
+    staleness: int, batch: int, parts: int, size: int, places: int, seed: int
+) -> None:
     """Whatever the lengths: every step gets its batch, every prompt is trained or dropped once, and only unfinished ones are dropped."""
     draws = random.Random(seed)
     steps = 6
 
     async def course() -> None:
-        made = schedule(places, batch, staleness)
+        made = schedule(places, batch, staleness, parts)
         fed, seen = 0, list[str]()
         for step in range(1, steps + 1):
             count = made.wanted(steps - step + 1)
             made.feed([prompt(f"{fed + i}.", *(draws.paretovariate(0.7) for _ in range(size))) for i in range(count)])
             fed += count
             taken = await made.take()
+            while made.missing:
+                await asyncio.sleep(draws.random() * 3)
+                taken += await made.take()
             assert len(taken) == batch and all(len(entry.results) == size for entry in taken)
             assert all(0 <= step - 1 - (entry.begun or 0) <= staleness for entry in taken)
             late = made.take_late()
