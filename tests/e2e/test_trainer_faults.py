@@ -1,4 +1,4 @@
-"""What may happen to a trainer in the middle of a step: one of its processes is killed, or its machine's network to the server is cut.
+"""What may happen to a trainer in the middle of a step: it or a process of it is killed, or its machine's network to the server is cut.
 
 Real control plane, supervisor, verl and Ray; a relay between them and the server, and a runner that plays trials without sandboxes.
 """
@@ -25,7 +25,7 @@ from server.app import create_app
 from server.db import Database
 from server.db.models import CaptureRow, EventRow, FindingRow, Group, Metric, Run, StepDone, Trial
 from server.launchers.identity import OwnedProcess, kill_marked
-from server.schemas.rundir import ProxyFile, RunDir
+from server.schemas.rundir import ProxyFile, RunDir, write_atomic
 from server.schemas.states import Phase, RunState, TrialState
 from server.settings import Settings
 from tests.support.playing_runner import TASKS
@@ -72,8 +72,8 @@ class World:
         self.hold(held)
 
     def hold(self, step: int) -> None:
-        """Trials of training steps before `step` go on."""
-        (self.run.root / "hold").write_text(str(step))
+        """Trials of training steps before `step` go on. The runner looks at any moment: it must not find an empty file."""
+        write_atomic(self.run.root / "hold", str(step))
 
     def steps(self) -> int:
         """As the record has them."""
@@ -116,11 +116,13 @@ class World:
             run = session.get_one(Run, self.run_id)
             assert run.state is RunState.SUCCEEDED, run.problem
 
+    def trainer(self) -> psutil.Process:
+        lines = self.run.processes_file.read_text().splitlines()
+        return psutil.Process([process.pid for line in lines if (process := OwnedProcess.model_validate_json(line)).role == "trainer"][-1])
+
     def kill(self, actor: str) -> None:
         """-9 for the process of the trainer's that runs this Ray actor."""
-        lines = self.run.processes_file.read_text().splitlines()
-        trainer = [process for line in lines if (process := OwnedProcess.model_validate_json(line)).role == "trainer"][-1]
-        children = psutil.Process(trainer.pid).children(recursive=True)
+        children = self.trainer().children(recursive=True)
         (found,) = [child for child in children if child.cmdline()[:1] and child.cmdline()[0].startswith(f"ray::{actor}")]
         found.kill()
 
@@ -182,7 +184,7 @@ def order_of_the_data(tasks: int) -> list[str]:
 
 
 def test_killed_processes_of_a_trainer_cost_the_step_under_way(world: World) -> None:
-    """The one that generates in step 1, when there is no checkpoint yet; then, in the second, the one that trains."""
+    """The one that generates in step 1, when there is no checkpoint yet; in the second the one that trains; in the third all of them."""
     world.start(3, held=1, schedule="async")
     world.in_the_middle_of(1)
     world.kill("CpuRolloutWorker")
@@ -190,6 +192,11 @@ def test_killed_processes_of_a_trainer_cost_the_step_under_way(world: World) -> 
     world.has_steps(1)
     world.in_the_middle_of(2, "r2")
     world.kill("WorkerDict")
+    world.hold(3)
+    world.has_steps(2)
+    world.in_the_middle_of(3, "r3")
+    for process in (trainer := world.trainer(), *trainer.children(recursive=True)):
+        process.kill()
     world.hold(99)
     world.ends()
     check_record(world, 3, redone={1, 2, 3})  # the third was begun ahead
@@ -199,6 +206,7 @@ def test_killed_processes_of_a_trainer_cost_the_step_under_way(world: World) -> 
     assert titles == [
         f"{goes_on} 0 (start 2): EngineGone: generation failed: the process of the engine died. {PERHAPS}",
         f"{goes_on} 1 (start 3): ActorDiedError: a process of the trainer died. {PERHAPS}",
+        f"{goes_on} 2 (start 4): it was killed. {PERHAPS}",
     ]
 
 
