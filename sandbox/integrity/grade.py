@@ -11,6 +11,7 @@ import asyncio
 import marshal
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ CHECK = "check.py"
 VERDICT_FILE = "verdict.json"
 CHECK_SECONDS = 30
 """Wall clock for one run of the check; graded code that takes longer has failed."""
-RUNS = 10
-"""The verifier's own deadline must leave room for so many: seven at most, and the fresh sandboxes between them. Graded code may not buy a
-time-out."""
+RUNS = 11
+"""The verifier's own deadline must leave room for so many: eight at most as a rule, and the fresh sandboxes between them. Graded code may
+not buy a time-out."""
 INSIDE = Path(__file__).with_name("inside.py")
 
 
@@ -69,27 +70,65 @@ class Grader(BaseVerifier):
             diff, reverted = policy.split(self.environment.diff, runs_tests=True)
             verdict = await self._hidden_tests(task, diff)
         signs = await asyncio.to_thread(policy.suspicious, self.environment.diff)
-        return verdict.model_copy(update={"reverted": reverted, "signs": signs})
+        grade = Grade.FAILED if verdict.grade is Grade.OPAQUE else verdict.grade  # a check may end with whatever status it likes
+        return verdict.model_copy(update={"grade": grade, "reverted": reverted, "signs": [*verdict.signs, *signs]})
 
     async def _hidden_tests(self, task: Path, diff: list[Step]) -> Verdict:
-        """Only a tree that passes meets the twins: a would-be reward costs up to seven runs, anything else one."""
+        """Only a tree that passes is graded on: a would-be reward costs up to eight runs, mostly two, anything else one."""
         try:
             checks = await asyncio.to_thread(hidden.checks, task)
         except hidden.NoTests as error:
             return Verdict(grade=Grade.NOT_RUN, detail=str(error), changed=len(diff))
-        verdict = await self._tried_twice(diff, checks["tests"] or "", self._seconds)
-        if verdict.killed:
-            verdict = verdict.model_copy(update={"grade": Grade.TAMPERED})
+        tries = 1
+        if (sealed := checks["sealed"]) is not None:
+            verdict = await self._without_answers(task, diff, sealed)
+            if verdict.grade is Grade.PASSED:
+                tries = 2  # no test has a lie in it now: who lets one fail gains nothing by another try, and a test may be flaky
+            elif verdict.grade is Grade.OPAQUE:
+                checks = await asyncio.to_thread(hidden.checks, task, sealed=False)
+            else:
+                return verdict
+            await self._refresh()
+        verdict = await self._judged(diff, checks["tests"] or "")
+        if verdict.grade is Grade.FAILED and tries == 2:
+            await self._refresh()
+            verdict = _passed_before(await self._judged(diff, checks["tests"] or ""))
+        return await self._twins(diff, checks) if verdict.grade is Grade.PASSED else verdict
+
+    async def _judged(self, diff: list[Step], check: str) -> Verdict:
+        verdict = await self._tried_twice(diff, check, self._seconds)
+        return verdict.model_copy(update={"grade": Grade.TAMPERED}) if verdict.killed else verdict
+
+    async def _without_answers(self, task: Path, diff: list[Step], check: str) -> Verdict:
+        """OPAQUE only where the task's own solution has objects without a plain form there, too: they can claim to equal anything."""
+        verdict = await self._judged(diff, check)
+        solution = task / "solution" / "solve.sh"
+        if verdict.grade is not Grade.OPAQUE or not solution.is_file():
+            return verdict
+        await self._refresh()
+        try:
+            script = await asyncio.to_thread(solution.read_bytes)
+            await self.environment.sandbox.exec(["/bin/bash", "-s"], stdin=script, timeout_s=self._seconds)
+        except SandboxError:
+            return verdict
+        if (await grade(self.environment, [], check, self._seconds)).grade is not Grade.PASSED:
+            return verdict
+        words = f"{_last_line(verdict.detail)}, where the task's own solution has a value that can be judged"
+        return verdict.model_copy(update={"grade": Grade.FAILED, "detail": words, "signs": [words]})
+
+    async def _twins(self, diff: list[Step], checks: Mapping[hidden.Variant, str | None]) -> Verdict:
+        """The verdict of a tree that passes the tests as they are."""
+        verdict = Verdict(grade=Grade.PASSED, changed=len(diff))
         twins = [(variant, text) for variant in hidden.TWINS if (text := checks[variant]) is not None]
         for done, (variant, text) in enumerate(twins):
-            if verdict.grade is not Grade.PASSED:
-                break
             await self._refresh()
             twin = await self._tried_twice(diff, text, share(self._end - time.monotonic(), len(twins) - done, self._seconds))
-            if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT, Grade.FAILED):  # a test that is what it was did not pass again
+            if twin.grade in (Grade.NOT_RUN, Grade.TIMEOUT):
                 return twin
+            if twin.grade is Grade.FAILED:  # a test that is what it was did not pass again
+                return _passed_before(twin)
             if twin.grade is not Grade.PASSED:
-                verdict = twin.model_copy(
+                return twin.model_copy(
                     update={"grade": Grade.TAMPERED, "detail": f"{variant}: {twin.detail or 'it did not come to its end'}"}
                 )
         return verdict
@@ -107,6 +146,17 @@ class Grader(BaseVerifier):
     async def _refresh(self) -> None:
         await self.environment.stop(delete=True)
         await self.environment.start(force_build=False)
+
+
+def _passed_before(verdict: Verdict) -> Verdict:
+    """A failure after a success is worth a look: a flaky test, or code that answers by chance."""
+    if verdict.grade is not Grade.FAILED:
+        return verdict
+    return verdict.model_copy(update={"signs": [f"the tests passed, but not again: {_last_line(verdict.detail)}"]})
+
+
+def _last_line(detail: str) -> str:
+    return detail.strip().rpartition("\n")[2]
 
 
 async def grade(environment: TrialEnvironment, diff: list[Step], check: str, seconds: int) -> Verdict:

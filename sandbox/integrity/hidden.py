@@ -1,14 +1,19 @@
-"""Hidden pytest tests of a task: the check that runs them, and twins of the tests that no honest tree can pass.
+"""Hidden pytest tests of a task: the check that runs them, and variants of them that only honest code passes.
 
-The tests import the graded code into their own process, where it can change what the test runner says. A tree that passed is therefore
-graded again with each twin, in a fresh sandbox (`run_tests.py` says how a report is judged). In a twin some tests cannot pass, and each of
-them must fail:
+The tests import the graded code into their own process, where it can read them and change what the test runner says. So a tree is graded
+several times, each time in a fresh sandbox, and `run_tests.py` says how a report is judged:
 
-* Quiet twins come in pairs. A test whose last assertion can be made false as somebody might have written it (another value, the opposite
-  operator) is so in one of a pair, by chance, and as it was in the other, where it must pass. Who does not know what is right has to guess
-  which. All variants are written out anew without messages, and quiet twins have no other change, so that little shows by its form.
-* In twin A what has no such assertion gets a false one at its end. In twin B what is compared with a computed value gets a function around
-  it. Code that looks for either can tell; these stop code that does not.
+* First without the answers (`seal.py`): tests report what they would compare, and what is right is known outside only. Code that has not
+  seen it in any run so far has to work it out, which is the task. A test of which nothing else decides needs no twins.
+* Then the tests as they are.
+* Then twins, for the other tests. In a twin some tests cannot pass, and each of them must fail.
+
+Quiet twins come in pairs. A test whose last assertion can be made false as somebody might have written it (another value, the opposite
+operator) is so in one of a pair, by chance, and as it was in the other, where it must pass. Who does not know what is right has to guess
+which. All variants are written out anew without messages, and quiet twins have no other change, so that little shows by its form.
+
+In twin A what has no such assertion gets a false one at its end. In twin B what is compared with a computed value gets a function around
+it. Code that looks for either can tell; these stop code that does not.
 
 A twin that does not come out so shows that the report, or the value under test, does not depend on the assertion.
 """
@@ -16,25 +21,28 @@ A twin that does not come out so shows that the report, or the value under test,
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import importlib.util
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
+from .readable import tests, unfit
+from .seal import TELL, Answer, may_return, names, seal, tables
 from .untrue import untrue
 
 DIRECTORY = "tests"
 """Where tests lie below the work directory while they run."""
 PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 PYTEST_AT = "/opt/grader"
-_PROGRAM = Path(__file__).with_name("run_tests.py")
+_RUN_TESTS = Path(__file__).with_name("run_tests.py")
 _NOT_UPLOADED = ("test.sh", "check.py", "Dockerfile")
 
-Variant = Literal["tests", "twin A", "twin B", "twin C", "twin D", "twin E", "twin F"]
+Variant = Literal["sealed", "tests", "twin A", "twin B", "twin C", "twin D", "twin E", "twin F"]
 LOUD: tuple[Variant, ...] = ("twin A", "twin B")
 PAIRS: tuple[tuple[Variant, Variant], ...] = (("twin C", "twin D"), ("twin E", "twin F"))
 TWINS: tuple[Variant, ...] = (*LOUD, *(twin for pair in PAIRS for twin in pair))
@@ -70,46 +78,106 @@ def packages() -> dict[str, Path]:
     return found
 
 
-def checks(task: Path) -> dict[Variant, str | None]:
-    """The check program of every variant; None where no test of the task can be changed so. Raises NoTests."""
-    files = {
-        str(path.relative_to(task / "tests")): path.read_bytes()
-        for path in sorted((task / "tests").rglob("*"))
-        if path.is_file() and path.name not in _NOT_UPLOADED
-    }
-    sources = {name: data.decode() for name, data in files.items() if Path(name).match("test_*.py")}
-    trees = {name: _parse(task, name, source) for name, source in sources.items()}
-    if not any(True for tree in trees.values() for _ in _tests(tree)):
-        raise NoTests(f"task {task.name} has no test function in tests/test_*.py")
+def look(task: Path) -> None:
+    """Raises NoTests for a task whose hidden tests cannot be graded."""
+    if has_tests(task) and not (task / "tests" / "check.py").exists():
+        _read(task)
+
+
+def checks(task: Path, sealed: bool = True) -> dict[Variant, str | None]:
+    """The check program of every variant; None where no test of the task can be changed so. Raises NoTests.
+
+    Where not `sealed`, the tests keep their answers and all need twins: for what compares objects that have no plain form.
+    """
+    files, trees = _read(task)
     # A hook of the task's own may let one test decide about the next, and a test may call another one.
     workspace = task / "environment" / "workspace"
     around = [path.read_bytes() for path in (workspace / "conftest.py", *workspace.glob("tests/**/conftest.py")) if path.is_file()]
     hooks = any(hook in data for data in (*files.values(), *around) for hook in _HOOKS)
-    named = Counter(name for tree in trees.values() for node in ast.walk(tree) for name in _names(node))
+    named = Counter(name for tree in trees.values() for name in names(tree))
+    blind, answers, whole = _sealed(files, trees) if sealed else (None, [], set())
     quiet = {
         f"{name}::{key}"
         for name, tree in trees.items()
-        for key, test in _tests(tree)
-        if not hooks and not named[test.name] and _quiet(test) is not None
+        for key, test in tests(tree)
+        if not hooks and not named[test.name] and f"{name}::{key}" not in whole and _quiet(test) is not None
     }
     false: dict[Variant, set[str]] = {}
     for one, other in PAIRS:
         false[one] = {key for key in quiet if _CHANCE.random() < 0.5}
         false[other] = quiet - false[one]
-    return {variant: _check(files, trees, variant, quiet, false.get(variant, set())) for variant in ("tests", *TWINS)}
+    twins = {variant: _check(files, trees, variant, whole, quiet, false.get(variant, set())) for variant in ("tests", *TWINS)}
+    return {"sealed": blind if answers else None, **twins}
 
 
-def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant: Variant, quiet: Set[str], false: Set[str]) -> str | None:
-    """`quiet` are the tests that can be changed so, `false` those that are in this twin."""
+def _read(task: Path) -> tuple[dict[str, bytes], dict[str, ast.Module]]:
+    """Every file that the tests come with, and those with tests as trees. Raises NoTests for what cannot be graded."""
+    files = {
+        str(path.relative_to(task / "tests")): path.read_bytes()
+        for path in sorted((task / "tests").rglob("*"))
+        if path.is_file() and path.name not in _NOT_UPLOADED
+    }
+    trees = {name: _parse(task, name, data) for name, data in files.items() if Path(name).match("test_*.py")}
+    if problem := unfit(trees, _helpers(files)):
+        raise NoTests(f"task {task.name}: {problem}")
+    if not any(True for tree in trees.values() for _ in tests(tree)):
+        raise NoTests(f"task {task.name} has no test function in tests/test_*.py")
+    return files, trees
+
+
+def _sealed(files: Mapping[str, bytes], trees: Mapping[str, ast.Module]) -> tuple[str, list[Answer], set[str]]:
+    """The check of the tests without their answers, the answers, and the tests that are decided by them alone."""
+    nonce = secrets.token_hex(6)
+    helpers = {name for tree in (*trees.values(), *_helpers(files).values()) for name in _asserting(tree)}
+    answers: list[Answer] = []
+    whole: set[str] = set()
+    written, expected = dict(files), dict[str, str]()
+    for name, pristine in trees.items():
+        tree = copy.deepcopy(pristine)
+        lists = tables(tree)
+        for key, test in tests(tree):
+            _tell_nothing(test)
+            before = len(answers)
+            if seal(test, f"_{nonce}", answers, helpers, lists):
+                whole.add(f"{name}::{key}")
+            for answer in answers[before:]:
+                answer["test"] = f"{name}::{key}"
+            expected[f"{name}::{key}"] = "passed"
+        written[name] = (ast.unparse(ast.fix_missing_locations(tree)) + TELL.format(name=f"_{nonce}")).encode()
+    return _program(written, trees, expected, nonce, answers), answers, whole
+
+
+def _helpers(files: Mapping[str, bytes]) -> dict[str, ast.Module]:
+    """Python files beside the tests; what is no Python by its content is data."""
+    found = {}
+    for name, data in files.items():
+        if name.endswith(".py") and not Path(name).match("test_*.py"):
+            with contextlib.suppress(SyntaxError, ValueError):
+                found[name] = ast.parse(data)
+    return found
+
+
+def _asserting(tree: ast.Module) -> Iterator[str]:
+    """Functions other than tests that assert something or raise."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("test"):
+            yield from (node.name for part in ast.walk(node) if isinstance(part, ast.Assert | ast.Raise))
+
+
+def _check(
+    files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant: Variant, whole: Set[str], quiet: Set[str], false: Set[str]
+) -> str | None:
+    """`whole` are the tests that need no twin, `quiet` those that can be changed quietly, `false` those that are in this twin."""
     nonce = secrets.token_hex(6)
     expected: dict[str, str] = {}
     written = dict(files)
     for name, pristine in trees.items():
         tree = copy.deepcopy(pristine)
-        for key, test in _tests(tree):
+        for key, test in tests(tree):
             _tell_nothing(test)
-            changed = _change(test, variant, f"{name}::{key}" in quiet, f"{name}::{key}" in false, f"_{nonce}")
-            expected[f"{name}::{key}"] = "failed" if changed else "passed"
+            full = f"{name}::{key}"
+            changed = full not in whole and _change(test, variant, full in quiet, full in false, f"_{nonce}")
+            expected[full] = "failed" if changed else "passed"
         source = ast.unparse(ast.fix_missing_locations(tree))
         written[name] = (source + _CHANGED.format(name=f"_{nonce}") if f"_{nonce}(" in source else source + "\n").encode()
     if variant != "tests" and not ("failed" in expected.values() if variant in LOUD else quiet):
@@ -117,39 +185,33 @@ def _check(files: Mapping[str, bytes], trees: Mapping[str, ast.Module], variant:
     if variant != "tests":
         # What fails before its end may be what another test leans on; nothing else skips what a test does.
         expected = {key: outcome for key, outcome in expected.items() if outcome == "failed" or (key in quiet and variant != "twin B")}
+    return _program(written, trees, expected, nonce, [])
+
+
+def _program(files: Mapping[str, bytes], run: Collection[str], expected: Mapping[str, str], nonce: str, answers: list[Answer]) -> str:
     sentinel = f"test_{nonce}.py"
-    written[sentinel] = b"def test_1():\n    assert 1 == 1\n\n\ndef test_2():\n    assert 1 == 2\n"
     plan: dict[str, Any] = {
         "directory": DIRECTORY,
-        "files": written,
-        "run": [*trees, sentinel],
-        "tests": expected,
+        "files": {**files, sentinel: b"def test_1():\n    assert 1 == 1\n\n\ndef test_2():\n    assert 1 == 2\n"},
+        "run": [*run, sentinel],
+        "tests": dict(expected),
+        "answers": answers,
         "sentinels": {f"{sentinel}::test_1": "passed", f"{sentinel}::test_2": "failed"},
         "pytest": PYTEST_AT,
     }
-    return f"PLAN = {plan!r}\n{_program()}"
+    return f"PLAN = {plan!r}\n{_text()}"
 
 
 @functools.cache
-def _program() -> str:
-    return _PROGRAM.read_text(encoding="utf-8")
+def _text() -> str:
+    return _RUN_TESTS.read_text(encoding="utf-8")
 
 
-def _parse(task: Path, name: str, source: str) -> ast.Module:
+def _parse(task: Path, name: str, source: bytes) -> ast.Module:
     try:
         return ast.parse(source)
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:
         raise NoTests(f"task {task.name}: tests/{name} is not Python: {error}") from error
-
-
-def _tests(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Test functions by the name that pytest gives them, methods of `Test*` classes included. Of several of one name the last is it."""
-    last = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and last[node.name] is node:
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-            yield from _tests(node, f"{prefix}{node.name}::")
 
 
 def _tell_nothing(test: ast.FunctionDef) -> None:
@@ -159,14 +221,6 @@ def _tell_nothing(test: ast.FunctionDef) -> None:
     for node in ast.walk(test):
         if isinstance(node, ast.Assert):
             node.msg = None
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.Name():
-            yield node.id
-        case ast.Attribute():
-            yield node.attr
 
 
 def _change(test: ast.FunctionDef, variant: Variant, quiet: bool, false: bool, name: str) -> bool:
@@ -188,7 +242,7 @@ def _change(test: ast.FunctionDef, variant: Variant, quiet: bool, false: bool, n
 
 def _compared(test: ast.FunctionDef) -> list[ast.Compare]:
     """Comparisons by `==` with what shows nowhere as a value, that an honest run certainly reaches: unless it may return early."""
-    if _may_return(test):
+    if may_return(test):
         return []
     asserted = [statement.test for statement in test.body if isinstance(statement, ast.Assert)]
     first = [found.values[0] if isinstance(found, ast.BoolOp) and isinstance(found.op, ast.And) else found for found in asserted]
@@ -200,10 +254,4 @@ def _compared(test: ast.FunctionDef) -> list[ast.Compare]:
 def _quiet(test: ast.FunctionDef) -> ast.expr | None:
     """The last assertion made false, where it is the last thing that the test does: whatever it does beside, it goes on doing."""
     last = test.body[-1]
-    return untrue(last.test, _CHANCE) if isinstance(last, ast.Assert) and not _may_return(test) else None
-
-
-def _may_return(node: ast.AST) -> bool:
-    """Of its own accord: what a function within it returns is another matter."""
-    inner = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
-    return any(isinstance(child, ast.Return) or _may_return(child) for child in inner)
+    return untrue(last.test, _CHANCE) if isinstance(last, ast.Assert) and not may_return(test) else None

@@ -7,7 +7,8 @@ in the file system, so graded code cannot read it; the monitor belongs to anothe
 Where a sandbox has only one user (no root on the host), a system call hides both.
 
 Answers: `unusable WHY` when the changes cannot be applied; else `ready` before any graded code runs, then `failed`, `killed` (by SIGKILL,
-which may have come from outside), `tampered` (the check said so, or graded code stopped it) or `passed NONCE`.
+which may have come from outside), `tampered` (the check said so, or graded code stopped it), `opaque` (the check cannot judge what it saw)
+or `passed NONCE`.
 Only what is built into the interpreter is imported: every other import costs more than the grading.
 """
 
@@ -17,6 +18,8 @@ import os
 import sys
 
 LENGTH = 8
+OPAQUE = 97
+"""Exit status of a check that saw only values that it cannot judge, see `run_tests.py`."""
 KILLED = 98
 """Exit status of a check whose graded process was ended by SIGKILL: it may have been the machine, so it is graded again."""
 TAMPERED = 99
@@ -25,10 +28,7 @@ TAMPERED = 99
 
 def main() -> None:
     uid = int(sys.argv[1])
-    if os.getuid() == uid:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    hide(uid)
     work_reader, work_writer = os.pipe()
     news_reader, news_writer = os.pipe()
     checker = os.fork()
@@ -56,12 +56,23 @@ def main() -> None:
     if os.waitstatus_to_exitcode(status) in (-9, KILLED):
         os.write(1, b"killed\n")
         return
+    if os.waitstatus_to_exitcode(status) == OPAQUE:
+        os.write(1, b"opaque\n")
+        return
     os.set_blocking(news_reader, False)  # a process that graded code left behind may hold the other end
     try:
         done = os.read(news_reader, 16) == b"done"
     except BlockingIOError:
         done = False
     os.write(1, b"passed " + nonce + b"\n" if status == 0 and done else b"failed\n")
+
+
+def hide(uid: int) -> None:
+    """Keep this process's memory from other processes of the user, unless it is kept from them anyway."""
+    if os.stat("/proc/self").st_uid == uid:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 def take(fd: int) -> bytearray:
@@ -95,6 +106,7 @@ def check(uid: int, work_reader: int, news_writer: int) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+        hide(uid)  # a machine may be set up (fs.suid_dumpable) so that giving up its user does not
     changes, text, workspace, seconds = marshal.loads(take(work_reader))
     try:
         apply(workspace, changes)

@@ -2,11 +2,14 @@
 
 The graded code is imported by the pytest process, so whatever that process says may be a lie. It never holds the verdict channel, and
 its report is believed only when it is complete, names every test once, and tells the truth about two tests of its own (`sentinels`), one
-that must pass and one that must fail. The twins of `hidden.py`, in which some tests must fail, are judged by the same rules.
+that must pass and one that must fail. The twins of `hidden.py`, in which some tests must fail, are judged by the same rules. Of tests
+without their answers (`seal.py`) the report also tells values; whether they are right is decided here.
 
-Exit status: 0 as expected, 1 not, 98 when pytest was killed, 99 when the report cannot be true.
+Exit status: 0 as expected, 1 not, 97 when only values decide that have no plain form, 98 when pytest was killed, 99 when the report cannot
+be true.
 """
 
+import ast
 import os
 import shlex
 import sys
@@ -20,14 +23,15 @@ sys.path.insert(0, where)
 import pytest
 class Report:
     def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            os.write(9, (report.outcome + " " + report.nodeid + "\\n").encode())
+        part = report.when != "call" or hasattr(report, "context")  # a fixture, or a subtest: it can fail a test that passed
+        if report.outcome != "passed" or not part:
+            os.write(9, (report.outcome + " " + report.nodeid + "[part]" * part + "\\n").encode())
     def pytest_collectreport(self, report):
         if report.failed:
             os.write(9, b"failed " + report.nodeid.encode() + b"::\\n")
 os._exit(pytest.main(arguments, plugins=[Report()]))
 """
-MAX_REPORT = 1 << 20
+MAX_REPORT = 8 << 20
 
 
 def main(plan: dict[str, Any]) -> int:
@@ -67,6 +71,8 @@ def judge(plan: dict[str, Any], status: int, report: list[str]) -> tuple[int, st
         return 98, "pytest was killed"
     outcomes: dict[str, set[str]] = {}
     for line in report:
+        if line.startswith("value "):
+            continue
         outcome, _, node = line.partition(" ")
         file, _, test = node.removeprefix(plan["directory"] + "/").partition("::")
         key = f"{file}::{test.partition('[')[0]}"
@@ -75,18 +81,62 @@ def judge(plan: dict[str, Any], status: int, report: list[str]) -> tuple[int, st
         outcomes.setdefault(key, set()).add(outcome)
     for name, expected in plan["sentinels"].items():
         if (found := outcomes.pop(name, set())) != {expected}:
-            return 99, f"a test that must be {expected} was {' and '.join(sorted(found)) or 'not'} reported (pytest ended with {status})"
+            return 99, f"a test that must be {expected} was {' and '.join(sorted(found)) or 'not reported'} (pytest ended with {status})"
     if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 1:
         return 99, f"pytest ended with {status} although one test must fail"
     for name, expected in plan["tests"].items():
         found = outcomes.get(name, set())
         if found != {expected}:
-            words = f"{name} was {' and '.join(sorted(found)) or 'not'} reported"
+            words = f"{name} was {' and '.join(sorted(found)) or 'not reported'}"
             return (99, f"{words} although it cannot but fail") if expected == "failed" else (1, words)
     others = sorted(name for name, found in outcomes.items() if found != {"passed"})
     if "failed" not in plan["tests"].values() and others:
         return 1, f"{others[0]} did not pass"
-    return None
+    return values(plan, report)
+
+
+def values(plan: dict[str, Any], report: list[str]) -> tuple[int, str] | None:
+    """The same for what the report tells of values; all tests passed."""
+    told: set[tuple[int, int]] = set()
+    without_form = ""
+    for line in report:
+        match line.split(" ", 4):
+            case ["value", index, place, exact, text]:
+                number, row = int(index), int(place)
+                answer = plan["answers"][number]
+                told.add((number, row))
+                if meets(answer["is"], ast.literal_eval(answer["what"][row]), text):
+                    continue
+                if exact == "1":
+                    return 1, f"{answer['test']} passed with a value that it cannot pass with"
+                without_form = f"{answer['test']} compares an object that has no plain form"
+    for number, answer in enumerate(plan["answers"]):
+        if answer["must"] and any((number, row) not in told for row in range(len(answer["what"]))):
+            return 99, f"{answer['test']} passed without a word of its values"
+    return (97, without_form) if without_form else None
+
+
+def meets(kind: str, wanted: Any, text: str) -> bool:
+    try:
+        found = ast.literal_eval(text)
+        if kind == "close":
+            return close(found, *wanted)
+        return bool(found == wanted if kind == "equals" else found in wanted if kind == "among" else wanted in found)
+    except (ValueError, TypeError, AttributeError, KeyError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def close(found: Any, wanted: Any, relative: float | None, absolute: float | None) -> bool:
+    """As `pytest.approx` compares."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(close(found[key], wanted[key], relative, absolute) for key in wanted)
+    if isinstance(wanted, list | tuple):
+        return len(found) == len(wanted) and all(close(*pair, relative, absolute) for pair in zip(found, wanted, strict=True))
+    if not isinstance(wanted, int | float | complex) or found == wanted or abs(wanted) == float("inf"):
+        return bool(found == wanted)
+    least = 1e-12 if absolute is None else absolute
+    near = 0.0 if relative is None and absolute is not None else (1e-6 if relative is None else relative) * abs(wanted)
+    return bool(abs(found - wanted) <= max(least, near))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ class Grade(StrEnum):
     FAILED = "failed"
     TAMPERED = "tampered"
     """Grading began, graded code ran, and no whole verdict came out: killed, stopped or talked over by what it graded."""
+    OPAQUE = "opaque"
+    """Of one check only, never the last word: all is as it should be, except values that have no plain form to be judged by."""
     UNUSABLE = "unusable"
     """The agent's changes cannot be applied to the pristine tree: it left what no tree can hold within the limits."""
     NOT_RUN = "not_run"
@@ -41,12 +43,14 @@ READY, UNUSABLE = b"ready\n", b"unusable "
 def read_verdict(output: bytes, exit_code: int | None, nonce: bytes, changed: int, errors: str) -> Verdict:
     """`output` is all that came over the verdict channel; `exit_code` is None when the deadline passed.
 
-    Whatever is not exactly one of the two whole answers is no pass. Before `ready` no graded code had run, so the blame is ours.
+    Whatever is not exactly the whole answer is no pass. Before `ready` no graded code had run, so the blame is ours.
     """
     if output == READY + b"passed " + nonce + b"\n" and exit_code == 0:
         return Verdict(grade=Grade.PASSED, changed=changed)
     if output == READY + b"failed\n" and exit_code == 0:
         return Verdict(grade=Grade.FAILED, changed=changed, detail=errors[-500:])
+    if output == READY + b"opaque\n" and exit_code == 0:
+        return Verdict(grade=Grade.OPAQUE, changed=changed, detail=errors[-500:])
     if output == READY + b"killed\n" and exit_code == 0 and changed:
         return Verdict(grade=Grade.FAILED, changed=changed, killed=True, detail=f"the check was killed: {errors[-500:]}")
     if output == READY + b"tampered\n" and exit_code == 0 and changed:

@@ -25,6 +25,7 @@ from server.schemas.tasks import TRAIN
 from server.schemas.trials import TrialRequest
 
 from . import targets
+from .answers import ANSWERS
 from .around import AROUND
 from .censors import CENSORS
 from .escapes import ESCAPES
@@ -34,7 +35,7 @@ from .solutions import SOLUTIONS
 from .treasure import Laid, Treasure
 
 _PLANTED = [Exploit(f"planted-{name}", "values", script) for name, script in CHEATS.items()]
-EXPLOITS = [*AROUND, *SOLUTIONS, *ESCAPES, *CENSORS, *HISTORY, *_PLANTED]
+EXPLOITS = [*AROUND, *SOLUTIONS, *ANSWERS, *ESCAPES, *CENSORS, *HISTORY, *_PLANTED]
 
 Row = dict[str, Any]
 

@@ -58,17 +58,18 @@ def _sample(data: Data, tasks: int) -> Data:
     return data.model_copy(update={"train_tasks": min(tasks, data.train_tasks), "held_out_tasks": min(tasks, data.held_out_tasks)})
 
 
-async def play_all(room: Room) -> dict[tuple[str, str], Scored | Failed]:
-    """(task, harness) → outcome, for every task with every harness of the room."""
+async def play_all(room: Room) -> dict[tuple[str, str], tuple[Scored | Failed, str]]:
+    """(task, harness) → outcome and the grader's last word on it, for every task with every harness of the room."""
     slots = asyncio.Semaphore(room.spec.sandbox.concurrency)
-    outcomes: dict[tuple[str, str], Scored | Failed] = {}
+    outcomes: dict[tuple[str, str], tuple[Scored | Failed, str]] = {}
 
     async def one(split: str, task: str, harness: str) -> None:
         number = f"{harness}-{len(room.index[TRAIN]) * (split == HELD_OUT) + room.index[split].index(task)}"
         budgets = room.spec.sandbox.budgets
         request = TrialRequest(trial_id=number, task=task, split=split, harness=harness, proxy=NO_PROXY, budgets=budgets)
         async with slots:
-            outcomes[task, harness] = decide(await Attempt(room, request, number, SILENT).run())
+            facts = await Attempt(room, request, number, SILENT).run()
+            outcomes[task, harness] = decide(facts), facts.verdict.detail.strip().rpartition("\n")[2] if facts.verdict else ""
 
     await asyncio.gather(*(one(split, task, name) for split in (TRAIN, HELD_OUT) for task in room.index[split] for name in room.agents))
     return outcomes
@@ -85,7 +86,7 @@ async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
     except NotReady as error:
         return SelfTestFacts(problems=[str(error)])
     facts = SelfTestFacts(limits_mode=limits_mode)
-    for (task, harness), outcome in outcomes.items():
+    for (task, harness), (outcome, last_word) in outcomes.items():
         reward = float(outcome.reward) if isinstance(outcome, Scored) else None
         if isinstance(outcome, Failed):
             facts.problems.append(f"task {task} with {harness}: {outcome.cause} in stage {outcome.stage}: {outcome.detail}")
@@ -95,5 +96,5 @@ async def selftest(spec: RunSpec, tasks: int) -> SelfTestFacts:
                 "or be hidden pytest tests"
             )
         elif harness not in _PLANTED:
-            (facts.oracle if harness == "oracle" else facts.noop).append(TaskReward(task=task, reward=reward))
+            (facts.oracle if harness == "oracle" else facts.noop).append(TaskReward(task=task, reward=reward, detail=last_word))
     return facts

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sandbox.environments.images.registry import is_reference
+from sandbox.integrity import hidden
 from sandbox.integrity.gitview import HistoryError, hide
 from server.schemas.rundir import write_atomic
 from server.schemas.runspec import Data
@@ -106,6 +107,10 @@ def check_task(task: Path) -> TaskEntry:
             f"task {task}: tests/check.py is missing, the plain Python program that decides (exit status 0: solved), and so are "
             "hidden pytest tests (tests/test_*.py); other graders cannot be run yet"
         )
+    try:
+        hidden.look(task)
+    except hidden.NoTests as error:
+        raise TaskError(f"{error}") from error
     try:
         config = tomllib.loads((task / "task.toml").read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

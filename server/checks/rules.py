@@ -302,7 +302,8 @@ def _room(name: str, room: Room, pins: object) -> Iterator[Check]:
 
 def _rewards(code: str, graded: list[TaskReward], expected: int, what: str) -> Iterator[Check]:
     wrong = [
-        f"{task.task} scored {task.reward:g}" if task.reward is not None else f"{task.task} got no verdict"
+        (f"{task.task} scored {task.reward:g}" if task.reward is not None else f"{task.task} got no verdict")
+        + (f" ({task.detail})" if task.detail else "")
         for task in graded
         if task.reward != expected
     ]

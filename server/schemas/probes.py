@@ -70,6 +70,8 @@ class ModelFacts(_Facts):
 class TaskReward(_Facts):
     task: str
     reward: float | None
+    detail: str = ""
+    """The grader's last word on it."""
 
 
 class SelfTestFacts(_Facts):

@@ -39,7 +39,25 @@ def test_a_check_that_imports_what_it_grades_can_be_answered_for(tmp_path: Path)
 
 def test_a_check_that_pays_everybody_or_nobody_shows(tmp_path: Path) -> None:
     (tmp_path / "x" / "all").mkdir(parents=True)
-    (tmp_path / "y" / "none").mkdir(parents=True)
     paid = of(tmp_path / "x" / "all", "raise SystemExit(0)\n")
     assert [row.reward for row in paid.noop] == [1] and len(paid.problems) == 2
-    assert [row.reward for row in of(tmp_path / "y" / "none", "raise SystemExit(1)\n").oracle] == [0]
+    for status in (1, 97):  # which means something where tests are hidden
+        (tmp_path / str(status) / "none").mkdir(parents=True)
+        assert [row.reward for row in of(tmp_path / str(status) / "none", f"raise SystemExit({status})\n").oracle] == [0]
+
+
+def test_the_reference_solution_and_a_test_that_does_not_pass_with_it(tmp_path: Path) -> None:
+    """Which test that was is what one needs to repair the task."""
+    (tmp_path / "tasks").mkdir()
+    targets.write(tmp_path / "tasks")
+    for other in ("history", next(path.name for path in (tmp_path / "tasks").iterdir() if path.name not in ("calc", "history"))):
+        (tmp_path / "tasks" / other).rename(tmp_path / other)
+    hidden = tmp_path / "tasks" / "calc" / "tests" / "test_hidden.py"
+    hidden.write_text(hidden.read_text() + "\n\ndef test_elsewhere(request):\n    import pytest\n    pytest.skip('not here')\n")
+    document = {
+        "model": {"path": "builtin:none"},
+        "harnesses": [{"name": "mini-swe-agent", "version": "2.4.6"}],
+        "data": {"train": str(tmp_path / "tasks")},
+    }
+    facts = asyncio.run(selftest(RunSpec.model_validate(document), 1))
+    assert [(row.reward, row.detail) for row in facts.oracle] == [(0, "test_hidden.py::test_elsewhere was skipped")]

@@ -15,6 +15,7 @@ def grade(output: bytes, exit_code: int | None = 0, changed: int = 1) -> Grade:
 def test_whole_answers() -> None:
     assert grade(b"ready\npassed " + NONCE + b"\n") is Grade.PASSED
     assert grade(b"ready\nfailed\n") is Grade.FAILED
+    assert grade(b"ready\nopaque\n") is Grade.OPAQUE
     assert grade(b"unusable file name too long") is Grade.UNUSABLE
 
 

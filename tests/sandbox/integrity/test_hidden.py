@@ -20,95 +20,12 @@ from sandbox.integrity import grade, hidden, policy, untrue
 from sandbox.redteam import targets
 from sandbox.runner.drive import Room
 from sandbox.runner.outcomes import decide
-from server.schemas.outcome import Cause, Failed, Scored, Termination
+from server.schemas.outcome import Failed, Scored, Termination
 from server.schemas.runspec import RunSpec
 from server.schemas.trials import Budgets
 from tests.sandbox.support import needs_sandbox, play, script_room
 
-MANY_STYLES = '''
-"""Every kind of test that a task may have."""
-import math, pathlib
-import pytest
-from calc import add, scale
-
-CASES = [(1, 2, 3), (2, 2, 4)]
-
-
-@pytest.fixture
-def five():
-    return add(2, 3)
-
-
-def test_fixture(five, shared):
-    assert five == 5 == shared
-    assert five is not None
-
-
-@pytest.mark.parametrize(("a", "b", "total"), [*CASES, pytest.param(0, 0, 0, id="a space: and [brackets]")])
-def test_cases(a, b, total):
-    assert add(a, b) == total
-
-
-class TestMethods:
-    def test_method(self):
-        assert scale([1], 2) == [2]
-
-    class TestNested:
-        def test_deep(self):
-            assert {"sum": add(1, 1)} == {"sum": 2}
-            assert {add(1, 1)} == {2}
-
-
-def test_loop_that_may_be_empty():
-    for a, b, total in CASES[:0]:
-        assert add(a, b) == total
-
-
-def test_early_return():
-    if add(1, 1) == 2:
-        return
-    assert add(1, 1) == 2
-
-
-def test_raises():
-    with pytest.raises(TypeError, match="unsupported|can only"):
-        add(1, "x")
-
-
-def test_approximately():
-    assert add(0.1, 0.2) == pytest.approx(0.3)
-    assert add(1e300, 0.0) == 1e300
-    assert math.inf == add(math.inf, 1)
-
-
-def test_identity():
-    assert (add(1, 1) == 2) is True
-    assert {}.get("x") is None
-
-
-def test_membership_and_order():
-    assert add(1, 1) in [1, 2, 3]
-    assert add(1, 1) < 3 and add(1, 1) != 3
-
-
-def test_only_a_call():
-    assert all(value for value in scale([1, 2], 3))
-
-
-def test_text_and_bytes(tmp_path):
-    (tmp_path / "x").write_bytes(b"%d" % add(1, 1))
-    assert (tmp_path / "x").read_bytes() == b"2"
-    assert str(add(1, 1)) == "2"
-
-
-def test_expected_is_computed():
-    expected = sum([1, 2])
-    assert add(1, 2) == expected, "message"
-
-
-def test_without_any_assertion():
-    add(1, 2)
-'''
+from .styles import EVERY_STYLE
 
 
 def spec(tasks: Path) -> RunSpec:
@@ -122,13 +39,14 @@ def spec(tasks: Path) -> RunSpec:
     )
 
 
-def task(directory: Path, tests: str = MANY_STYLES) -> Path:
+def task(directory: Path, tests: str = EVERY_STYLE) -> Path:
     targets.write(directory)
     for other in directory.iterdir():
         if other.name != "calc":
             shutil.rmtree(other)
     calc = directory / "calc"
-    (calc / "tests" / "test_hidden.py").write_text(tests)
+    (calc / "tests" / "test_hidden.py").write_text(tests, encoding="latin-1" if tests is EVERY_STYLE else "utf-8")
+    (calc / "tests" / "golden.json").write_text('{"sum": 2}')
     (calc / "environment" / "workspace" / "conftest.py").write_text("import pytest\n\n\n@pytest.fixture\ndef shared():\n    return 5\n")
     return calc
 
@@ -165,15 +83,6 @@ def test_a_tree_without_a_conftest_and_code_that_cannot_be_imported(tmp_path: Pa
     assert outcome_of(tmp_path / "tasks", "true") == Scored(reward=0, termination=Termination.COMPLETED)
 
 
-@needs_sandbox
-def test_a_task_whose_tests_cannot_be_read_is_our_failure(tmp_path: Path) -> None:
-    (tmp_path / "tasks").mkdir()
-    task(tmp_path / "tasks", tests="def test_x(:\n")
-    outcome = outcome_of(tmp_path / "tasks", targets.FIX)
-    assert isinstance(outcome, Failed)
-    assert outcome.cause is Cause.VERIFIER and "tests/test_hidden.py is not Python" in outcome.detail
-
-
 def plan_of(text: str | None) -> dict[str, Any]:
     assert text is not None
     plan = ast.literal_eval(text.partition("\n")[0].removeprefix("PLAN = "))
@@ -185,21 +94,33 @@ def short(names: Iterable[str]) -> set[str]:
     return {name.rpartition("::")[2] for name in names}
 
 
-QUIET = {
-    *("test_fixture", "test_method", "test_deep", "test_identity", "test_membership_and_order", "test_only_a_call", "test_text_and_bytes"),
+SEALED = {
+    *(
+        "test",
+        "test_columns",
+        "test_coroutine",
+        "test_fixture_that_yields",
+        "test_marks",
+        "test_order_1",
+        "test_order_2",
+        "test_subclasses",
+    ),
+    *("test_table", "test_truths_by_row", "test_value", "test_with_at_the_end", "test_words"),
 }
-COMPUTED = {"test_fixture", "test_cases", "test_expected_is_computed", "test_approximately"}
+QUIET = {"test_class_of_another_kind", "test_helper", "test_numbers"}
+COMPUTED = {"test_golden", "test_limit", "test_local_answers", "test_membership", "test_numbers", "test_stacked"}
 
 
-def test_twins_cover_what_they_can(tmp_path: Path) -> None:
+def test_twins_cover_what_has_to_have_its_answers(tmp_path: Path) -> None:
     found = {variant: plan_of(text)["tests"] for variant, text in hidden.checks(task(tmp_path)).items()}
     everything = short(found["tests"])
-    assert len(everything) == 14 and set(found["tests"].values()) == {"passed"}
+    assert len(everything) == 29 and set(found["tests"].values()) == {"passed"}
+    assert found["sealed"] == found["tests"]
 
     def ends(variant: hidden.Variant, outcome: str) -> set[str]:
         return short(name for name, expected in found[variant].items() if expected == outcome)
 
-    assert (ends("twin A", "failed"), ends("twin A", "passed")) == (everything - QUIET, QUIET)
+    assert (ends("twin A", "failed"), ends("twin A", "passed")) == (everything - QUIET - SEALED, QUIET)
     assert (ends("twin B", "failed"), ends("twin B", "passed")) == (COMPUTED, set())
     for one, other in hidden.PAIRS:
         assert ends(one, "failed") == ends(other, "passed")
@@ -207,11 +128,19 @@ def test_twins_cover_what_they_can(tmp_path: Path) -> None:
         assert ends(one, "failed") | ends(other, "failed") == QUIET
 
 
+def test_where_values_cannot_be_judged_all_tests_have_twins(tmp_path: Path) -> None:
+    checks = hidden.checks(task(tmp_path), sealed=False)
+    assert checks["sealed"] is None
+    assert len(plan_of(checks["twin A"])["tests"]) == len(plan_of(checks["tests"])["tests"])
+    assert len(plan_of(checks["twin C"])["tests"]) > len(QUIET)
+
+
 def test_no_test_has_to_pass_beside_one_that_fails_before_its_end(tmp_path: Path) -> None:
     early = "def test_a():\n    assert add(1, 2) == sum([1, 2])\n    SEEN.append(1)\n\ndef test_b():\n    assert len(SEEN) == 1\n"
     plans = {
         variant: plan_of(text)["tests"]
-        for variant, text in hidden.checks(task(tmp_path, f"from calc import add\n\nSEEN = []\n\n{early}")).items()
+        for variant, text in hidden.checks(task(tmp_path, f"from calc import add\n\nSEEN = []\n\n{early}"), sealed=False).items()
+        if text is not None
     }
     assert short(plans["twin A"]) == {"test_a", "test_b"} and short(plans["twin B"]) == {"test_a"}
     assert set(plans["twin B"].values()) == {"failed"}
@@ -222,7 +151,7 @@ def test_every_pair_of_quiet_twins_splits_the_tests_anew(tmp_path: Path) -> None
     calc = task(
         tmp_path, "from calc import add\n\n" + "".join(f"def test_{i}():\n    assert add({i}, 1) == {i + 1}\n\n" for i in range(12))
     )
-    found = [{key: plan_of(text)["tests"] for key, text in hidden.checks(calc).items() if text is not None} for _ in range(3)]
+    found = [{key: plan_of(text)["tests"] for key, text in hidden.checks(calc, sealed=False).items() if text is not None} for _ in range(3)]
     assert all(plans.keys() == {"tests", *(twin for pair in hidden.PAIRS for twin in pair)} for plans in found)
     splits = [tuple(sorted(plans[one].items())) for plans in found for one, _ in hidden.PAIRS]
     assert len(set(splits)) == len(splits)
@@ -233,7 +162,7 @@ def test_nothing_shows_by_its_form_which_variant_a_test_is_of(tmp_path: Path) ->
     source = "# a comment\nfrom calc import add\n\ndef test_a():\n    assert  add(1, 2)==3\n\n"
     calc = task(tmp_path, f"{source}def test_b():\n    assert add(2, 2) in (4, 7), 'no'\n")
     for _ in range(20):
-        plans = [plan_of(text) for text in hidden.checks(calc).values() if text is not None]
+        plans = [plan_of(text) for text in hidden.checks(calc, sealed=False).values() if text is not None]
         texts = [plan["files"]["test_hidden.py"].decode() for plan in plans]
         assert all(ast.unparse(ast.parse(text)) + "\n" == text for text in texts)
         assert len({re.sub(r"\d+", "0", text) for text in texts}) == 1
@@ -242,20 +171,20 @@ def test_nothing_shows_by_its_form_which_variant_a_test_is_of(tmp_path: Path) ->
 
 def test_a_test_that_others_lean_on_is_not_changed_quietly(tmp_path: Path) -> None:
     calc = task(tmp_path, "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n\ndef test_b():\n    test_a()\n")
-    for plan in (plan_of(text) for text in hidden.checks(calc).values() if text is not None):
+    for plan in (plan_of(text) for text in hidden.checks(calc, sealed=False).values() if text is not None):
         by_name = {name.rpartition("::")[2]: expected for name, expected in plan["tests"].items()}
         assert by_name.get("test_a", "failed") == "failed" or set(by_name.values()) == {"passed"}
     hooked = "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n"
     (calc / "tests" / "test_hidden.py").write_text(hooked)
     (calc / "environment" / "workspace" / "conftest.py").write_text("def pytest_runtest_setup(item):\n    pass\n")
-    assert [variant for variant, text in hidden.checks(calc).items() if text is not None] == ["tests", "twin A"]
+    assert [variant for variant, text in hidden.checks(calc, sealed=False).items() if text is not None] == ["tests", "twin A"]
 
 
 def test_hooks_beside_the_tests_count_too(tmp_path: Path) -> None:
     calc = task(tmp_path, "from calc import add\n\ndef test_a():\n    assert add(1, 2) == 3\n")
     beside = calc / "environment" / "workspace" / "tests" / "conftest.py"
     beside.write_text("def pytest_pyfunc_call(pyfuncitem):\n    pass\n")
-    assert [variant for variant, text in hidden.checks(calc).items() if text is not None] == ["tests", "twin A"]
+    assert [variant for variant, text in hidden.checks(calc, sealed=False).items() if text is not None] == ["tests", "twin A"]
 
 
 def test_of_two_tests_of_one_name_the_last_is_it(tmp_path: Path) -> None:
@@ -273,11 +202,13 @@ def test_no_words_of_a_test_give_the_answer_away(tmp_path: Path) -> None:
 
 def test_what_a_function_within_a_test_returns_is_another_matter(tmp_path: Path) -> None:
     inner = "def test_a():\n    def twice(x):\n        return 2 * x\n    assert twice(add(1, 2)) == 6\n"
-    assert hidden.checks(task(tmp_path, f"from calc import add\n\n{inner}"))["twin C"] is not None
+    calc = task(tmp_path, f"from calc import add\n\n{inner}")
+    assert hidden.checks(calc)["twin A"] is None
+    assert hidden.checks(calc, sealed=False)["twin C"] is not None
 
 
 @pytest.mark.parametrize("refresh_s", [0, 10])
-@pytest.mark.parametrize("takes_s", [5, 20, 29])
+@pytest.mark.parametrize("takes_s", [5, 20, 26])
 def test_every_twin_has_the_time_that_the_tests_had(refresh_s: float, takes_s: float) -> None:
     """The arithmetic of `Grader` with the deadline that it has when nothing is set."""
     seconds = min(grade.CHECK_SECONDS, int(Budgets().verifier_s / grade.RUNS) - 1)

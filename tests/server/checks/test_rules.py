@@ -141,6 +141,7 @@ def test_what_the_model_cannot_do_is_said(change: dict[str, Any], code: str, lev
     ("change", "code", "level", "words"),
     [
         ({"oracle": [TaskReward(task="a", reward=0)]}, "oracle", Level.ERROR, "the reference solution must score 1: a scored 0"),
+        ({"oracle": [TaskReward(task="a", reward=0, detail="test_b did not pass")]}, "oracle", Level.ERROR, "0 (test_b did not pass)"),
         ({"noop": [TaskReward(task="a", reward=1)]}, "noop", Level.ERROR, "doing nothing must score 0: a scored 1"),
         ({"oracle": [TaskReward(task="a", reward=None)]}, "oracle", Level.ERROR, "a got no verdict"),
         ({"problems": ["mount:\n EPERM", "b", "c"]}, "sandbox", Level.ERROR, "mount: EPERM (and 2 more)"),
