@@ -277,6 +277,11 @@ class Parallel(_Section):
     context: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
 
+    @property
+    def ways(self) -> int:
+        """GPUs over which one copy of the policy is split; experts are shared out among copies."""
+        return self.sequence * self.tensor * self.context * self.pipeline
+
     def beyond(self, *kinds: str) -> list[str]:
         """The kinds that are asked for and not among `kinds`."""
         return [name for name, value in self if value > 1 and name not in kinds]
@@ -290,6 +295,7 @@ class Cluster(_Section):
     rollout_nodes: int = Field(default=0, ge=0)
     """Nodes that only generate."""
     gpus_per_node: int = Field(default=1, ge=1)
+    """On a CPU: training processes, each with its share of the weights and of every batch."""
     ray: Annotated[str, Field(pattern=r"^(local|auto|[\w.-]+:\d+)$")] = "local"
     """`local`: a Ray cluster of the run's own, on one node; `auto` or `HOST:PORT`: one that exists and stays."""
     jobs: str = "http://127.0.0.1:8265"
@@ -298,9 +304,9 @@ class Cluster(_Section):
     """For `trainer.launcher: kubernetes`."""
 
     @property
-    def gpus(self) -> bool:
-        """Whether it asks for more than one machine can do without GPUs."""
-        return (self.nodes, self.rollout_nodes, self.gpus_per_node) != (1, 0, 1)
+    def one_machine(self) -> bool:
+        """Whether one node trains and generates."""
+        return (self.nodes, self.rollout_nodes) == (1, 0)
 
     @model_validator(mode="after")
     def _nodes_are_joined(self) -> Cluster:
@@ -340,6 +346,11 @@ class Trainer(_Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
+    @property
+    def copies(self) -> int:
+        """Copies of the policy that train side by side, each on its part of a batch."""
+        return self.cluster.nodes * self.cluster.gpus_per_node // self.parallel.ways
+
 
 class Monitors(_Section):
     """Thresholds of the detectors and of the run's own stop rules."""
@@ -378,10 +389,17 @@ class RunSpec(_Section):
         trainer, engine = self.trainer, self.rollout.engine
         if trainer.device == "cuda" and engine == "cpu":
             raise ValueError("rollout.engine cpu does not go with trainer.device cuda: use vllm")
-        if trainer.device == "cpu" and engine == "vllm" and (trainer.start != "plain" or self.rollout.tensor_parallel > 1):
-            raise ValueError("rollout.engine vllm on a CPU starts processes of its own on one device: use start: plain, tensor_parallel: 1")
-        if trainer.device == "cpu" and (trainer.backend != "fsdp2" or trainer.cluster.gpus or trainer.parallel != Parallel()):
-            raise ValueError("trainer.device cpu trains on one machine with backend fsdp2: leave cluster and parallel out, or use cuda")
+        ranks = trainer.cluster.gpus_per_node
+        if trainer.device == "cpu" and engine == "vllm" and (trainer.start != "plain" or self.rollout.tensor_parallel > 1 or ranks > 1):
+            raise ValueError(
+                "rollout.engine vllm on a CPU starts processes of its own on one device: use start: plain, tensor_parallel: 1 and"
+                " gpus_per_node: 1"
+            )
+        if trainer.device == "cpu" and (trainer.backend != "fsdp2" or not trainer.cluster.one_machine or trainer.parallel != Parallel()):
+            raise ValueError(
+                "trainer.device cpu trains on one machine with backend fsdp2, and without flash attention no sequence can be split:"
+                " leave backend, nodes and parallel out, or use cuda"
+            )
         if trainer.device == "cuda" and (trainer.schedule == "async") != (trainer.cluster.rollout_nodes > 0):
             raise ValueError(
                 "trainer.schedule async generates on nodes of its own and sync does not: set trainer.cluster.rollout_nodes above 0 or to 0"
@@ -394,7 +412,7 @@ class RunSpec(_Section):
         if trainer.launcher == "kubernetes":
             self._in_pods()
         gpus = trainer.cluster.nodes * trainer.cluster.gpus_per_node
-        ways = trainer.parallel.sequence * trainer.parallel.tensor * trainer.parallel.context * trainer.parallel.pipeline
+        ways = trainer.parallel.ways
         if gpus % ways:
             raise ValueError(f"trainer.parallel splits the policy over {ways} GPUs, which does not divide the {gpus} of trainer.cluster")
         if trainer.device == "cuda":

@@ -36,19 +36,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bare_world(tmp_path: Path) -> Iterator[World]:
-    """A run's directory, a server for its events, and a runner whose `play` the test sets."""
-    from server.schemas.rundir import RunDir
-    from tests.trainer.support.fake_runner import FakeRunner, scored
-    from tests.trainer.support.fake_server import FakeServer
-    from tests.trainer.support.main_ppo import World
+    from tests.trainer.support.main_ppo import opened
 
-    async def nothing(*_: object) -> object:
-        return scored(0)
-
-    server, run = FakeServer("events"), RunDir(tmp_path / "run")
-    run.root.mkdir()
-    runner = FakeRunner(run.runner_file, "trials", nothing)  # type: ignore[arg-type]
-    runner.start()
-    yield World(run, server, runner)
-    runner.stop()
-    server.stop()
+    with opened(tmp_path / "run") as world:
+        yield world

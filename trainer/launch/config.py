@@ -191,7 +191,7 @@ def _own_ray(spec: RunSpec, place: Place) -> dict[str, Any]:
         return settings | {"ray_kwargs.ray_init.num_cpus": SMALL_ACTORS + CPUS_PER_GPU * spec.trainer.cluster.gpus_per_node}
     return settings | {
         "ray_kwargs.ray_init.num_cpus": SMALL_ACTORS,
-        "+ray_kwargs.ray_init.num_gpus": 2,  # logical: verl counts workers in GPUs
+        "+ray_kwargs.ray_init.num_gpus": spec.trainer.cluster.gpus_per_node + 1,  # logical: verl counts workers in GPUs
         "+ray_kwargs.ray_init.object_store_memory": 200_000_000,
     }
 

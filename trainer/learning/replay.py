@@ -82,7 +82,8 @@ class RoutingReplay:
             changed = (chosen.sort(-1).values != own.sort(-1).values).any(-1)
             held = (chosen.unsqueeze(-1) == own.unsqueeze(-2)).any(-1) & ~native
             first = (chosen[:, :1] == own[:, :1]) & ~native
-            self._counts += torch.stack([(~native).sum(), changed.sum(), native.sum(), held.sum(), first.sum()]).cpu()
+            counts = torch.stack([(~native).sum(), changed.sum(), native.sum(), held.sum(), first.sum()])
+            self._counts = self._counts.to(counts.device) + counts  # a copy to the host would wait for a GPU in every layer
             return logits, weights.to(scores.dtype), chosen
 
         return swap

@@ -7,7 +7,6 @@ at what follows), and one log-softmax does the rest: a third of the time for the
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -18,16 +17,6 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 class SideBySideEngine(FSDPEngineWithLMHead):
     """One temperature per micro-batch; no sequence parallelism and no fused kernels, which a CPU has not."""
-
-    seconds = 0.0
-    """Spent in passes through the model so far."""
-
-    def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return super().forward_backward_batch(*args, **kwargs)
-        finally:
-            self.seconds += time.perf_counter() - began
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         ids = side_by_side(micro_batch["input_ids"])

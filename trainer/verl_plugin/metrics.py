@@ -17,6 +17,7 @@ from server.schemas.events import FindingBody, StepBody
 from server.schemas.spool import Reporter
 from trainer.capture.sample import Sample
 from trainer.learning.fidelity import EDGES, fidelity
+from trainer.learning.replay import ReplayCounts
 
 
 class LogProbs(NamedTuple):
@@ -114,6 +115,19 @@ def update_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
         "actor/abs_log_ratio_last": steps[-1]["abs_log_ratio"] / steps[-1]["rollouts"],
         "actor/kl_loss": total["kl"] / len(steps),
     }
+
+
+def routing_metrics(ranks: Sequence[ReplayCounts]) -> dict[str, float]:
+    """(token, layer) rows that were replayed, those of them that would have gone elsewhere by themselves, and how far the trainer's own
+    router agrees with the recorded experts. Nothing where nobody counts."""
+    if not ranks:
+        return {}
+    replayed = sum(counts.replayed for counts in ranks)
+    metrics = {"lego/routing/replayed": float(replayed), "lego/routing/changed": float(sum(counts.changed for counts in ranks))}
+    for name in ("overlap", "top1") if replayed else ():
+        shares = [getattr(counts, name) * counts.replayed for counts in ranks if counts.replayed]
+        metrics[f"lego/routing/{name}"] = sum(shares) / replayed
+    return metrics
 
 
 SPLITS = (BranchReason.HISTORY_EDITED, BranchReason.TOOLS_CHANGED, BranchReason.TEMPLATE_STRIP)

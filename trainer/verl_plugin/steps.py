@@ -33,9 +33,11 @@ from trainer.launch import PROGRESS_LOG, FinalError
 from trainer.rollout.manager import Batch, RolloutManager
 from trainer.rollout.rows import PARTITION
 
-from .metrics import LogProbs, ReportingSink, disagreement, fidelity_metrics, numbers, update_metrics
+from .metrics import LogProbs, ReportingSink, disagreement, fidelity_metrics, numbers, routing_metrics, update_metrics
+from .ranks import spread
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
 from .worker import LegoWorker
+from .worker_cpu import CpuWorker
 
 NO_ROW = "no-row"
 """Stands for the rows of a step that has none: verl clears a step's rows behind it, and an empty list is an error there."""
@@ -63,9 +65,10 @@ class LegoSteps(PPOTrainer):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
+        worker = CpuWorker if self.config.trainer.device == "cpu" else LegoWorker
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(LegoWorker)
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     def fit(self, agent_loop_manager: RolloutManager) -> None:
         self.agent_loop_manager = agent_loop_manager
@@ -198,6 +201,7 @@ class LegoSteps(PPOTrainer):
     def _score(self, batch: KVBatchMeta, taken: Batch, metrics: dict[str, Any]) -> KVBatchMeta:
         """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
         `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards. With a KL term, the reference's too."""
+        batch.reorder(spread([tag["seq_len"] for tag in batch.tags], [0] * len(batch), self._spec.trainer.copies))
         batch = PPOTrainer._compute_old_log_prob(self, batch, metrics)
         with marked_timer("ours", self._ours):
             data = self._compare(batch, taken, metrics)
@@ -226,7 +230,7 @@ class LegoSteps(PPOTrainer):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         rollout, trainer, mask = (data[name].values().float().numpy() for name in names)  # a GPU's may be bf16, which numpy has not
         owners = row_owners(batch.keys, taken.played)
-        metrics.update(self.actor_rollout_wg.routing_counts()[0])
+        metrics.update(routing_metrics([counts for counts in self.actor_rollout_wg.routing_counts() if counts is not None]))
         columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
         if self._spec.monitors.lagged_fidelity:
             columns = columns._replace(sampler=self._under_their_weights(batch, columns))
@@ -260,7 +264,9 @@ class LegoSteps(PPOTrainer):
 
     def _update_branches(self, batch: KVBatchMeta, update: StepUpdate, metrics: dict[str, Any]) -> None:
         """Train the rows with signal: epochs x mini-batches optimizer steps, whatever their number."""
-        rows, algorithm = update.rows, self._spec.algorithm
+        algorithm, length = self._spec.algorithm, dict(zip(batch.keys, (tag["seq_len"] for tag in batch.tags), strict=True))
+        places = [row.minibatches[0] for row in update.rows]
+        rows = [update.rows[n] for n in spread([length[row.key] for row in update.rows], places, self._spec.trainer.copies)]
         columns = {
             "weight": torch.tensor([row.weight for row in rows], dtype=torch.float32),
             "share": torch.tensor([row.share for row in rows], dtype=torch.float32),

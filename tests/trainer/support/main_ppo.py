@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import psutil
 from server.schemas.events import EventBody
 from server.schemas.rundir import RunDir, RunFile, write_atomic
 from server.schemas.runspec import Admission, Algorithm, Data, Evaluation, Harness, Model, Reporting, Rollout, RunSpec, Trainer
-from tests.trainer.support.fake_runner import FakeRunner
+from tests.trainer.support.fake_runner import FakeRunner, scored
 from tests.trainer.support.fake_server import FakeServer
 
 STEPS, TASKS, SIZE = 5, 3, 4
@@ -26,6 +28,22 @@ class World:
     run: RunDir
     server: FakeServer
     runner: FakeRunner
+
+
+@contextlib.contextmanager
+def opened(root: Path) -> Iterator[World]:
+    """A run's directory, a server for its events, and a runner whose `play` the test sets."""
+
+    async def nothing(*_: object) -> object:
+        return scored(0)
+
+    server, run = FakeServer("events"), RunDir(root)
+    run.root.mkdir()
+    runner = FakeRunner(run.runner_file, "trials", nothing)  # type: ignore[arg-type]
+    runner.start()
+    yield World(run, server, runner)
+    runner.stop()
+    server.stop()
 
 
 def prepare(world: World, policy: Path, **changes: object) -> RunSpec:

@@ -29,14 +29,14 @@ def main(model: str, sample: str, port: str) -> None:
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 
-def prepare(port: str) -> None:
-    """Make this process a training worker's: environment, one thread, a process group of one."""
+def prepare(port: str, rank: int = 0, world: int = 1) -> None:
+    """Make this process a training worker's: environment, one thread, its place in the process group."""
     os.environ |= {
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "trainer.verl_plugin.platform_cpu,trainer.verl_plugin.routing_replay",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "HF_HUB_OFFLINE": "1",
@@ -44,7 +44,7 @@ def prepare(port: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
 
 
 def make_worker(model: str) -> Any:

@@ -3,7 +3,7 @@
 Three groups with failures: one with signal whose first and last rollout have two branches, one without signal, one lone survivor. All
 cases go on from the weights and optimizer state of the one before, in verl and by hand, so the captured log-probs lag more and more.
 
-usage: python -m tests.trainer.verl_plugin.update_probe MODEL_DIR PORT
+usage: python -m tests.trainer.verl_plugin.update_probe MODEL_DIR PORT RANK WORLD
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CLIP = 0.02, 0.03
+WIDE = 0.9, 9.0
 LR = 1e-3
 BETA, CAP = 0.3, 1.02
 REWARDS = [[1, 0, None, 0], [1, 1], [1, None]]
@@ -30,10 +31,19 @@ class Case:
     kl: bool = False
     correction: bool = False
     recomputed: bool = False
+    minibatches: int = 1
+    micro_batch: int | None = None
+    only: str | None = None
+    """Of all rollouts with rows, train this one."""
+    """Train a group at a time, with one optimizer step behind them."""
+    clip: tuple[float, float] = CLIP
 
 
 CASES = [
     Case("gspo", steps=3),
+    Case("gspo_apart", steps=1, minibatches=4, clip=WIDE),
+    Case("gspo_by_rows", steps=1, micro_batch=2, clip=WIDE),
+    Case("gspo_alone", steps=1, only="a_1", clip=WIDE),
     Case("grpo", "grpo"),
     Case("ppo", "ppo"),
     Case("gspo_kl", kl=True),
@@ -43,10 +53,10 @@ CASES = [
 ]
 
 
-def main(model: str, port: str) -> None:
+def main(model: str, port: str, rank: str, world: str) -> None:
     from tests.trainer.verl_plugin.replay_probe import make_worker, prepare
 
-    prepare(port)
+    prepare(port, int(rank), int(world))
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -56,21 +66,78 @@ def main(model: str, port: str) -> None:
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
     optimizer = torch.optim.AdamW(reference.parameters(), lr=LR, betas=(0.9, 0.999), weight_decay=0.01)
     rows = make_rows(reference)
-    worker = LegoWorker.__new__(LegoWorker)  # what update_actor needs of it; the rest wants a Ray actor
-    worker.actor = make_worker(model)
+    worker = LegoWorker.__new__(LegoWorker)  # what it needs here; the rest wants a Ray actor
+    worker.actor, worker.enable_routing_replay, worker._kept, worker._seconds = make_worker(model), False, {}, 0.0
+    worker.keep_weights(0, 0)
     answer: dict[str, Any] = {"cases": {}}
     for case in CASES:
-        worker.objective = Objective("sequence" if case.loss == "gspo" else "token", *CLIP)
+        worker.objective = Objective("sequence" if case.loss == "gspo" else "token", *case.clip)
         worker.actor.set_loss_fn(worker.objective)
+        engine = worker.actor.engine_config
+        engine.use_dynamic_bsz, engine.micro_batch_size_per_gpu, engine.infer_micro_batch_size_per_gpu = (
+            case.micro_batch is None, case.micro_batch, case.micro_batch,
+        )  # fmt: skip
         if case.recomputed:
             answer |= gaps(worker, reference, rows["start"])  # behind this case the two go apart, which is its point
+            answer |= looks(worker, reference, rows, int(rank), int(world))
             with torch.no_grad():
                 rows["base"] = [log_probs(reference, ids, prompt) for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]
-        metrics = worker.update_actor(batch(rows, case))["metrics"]
-        by_hand = train_by_hand(reference, optimizer, rows, case)
-        fields = ("loss", "rollouts", "clipped", "kl")
+        planned = plan(rows, case, int(world))
+        metrics = worker.update_actor(part(batch(rows, case, planned), int(rank), int(world)))["metrics"]
+        by_hand = train_by_hand(reference, optimizer, rows, case, planned)
+        fields = ("loss", "grad_norm", "rollouts", "clipped", "kl")
         answer["cases"][case.name] = {"by_hand": by_hand} | {field: [step[field] for step in metrics] for field in fields}
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    if rank == "0":
+        sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+def part(data: Any, rank: int, world: int) -> Any:
+    """This rank's rows as verl's dispatch cuts them. A rank may get none, and then it gets no columns."""
+    from tensordict import NonTensorData, TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    base, longer = divmod(len(data), world)
+    sizes = [base + (place < longer) for place in range(world)]
+    if sizes[rank]:
+        return tu.index_select_tensor_dict(data, list(range(sum(sizes[:rank]), sum(sizes[: rank + 1]))))
+    empty = TensorDict({}, batch_size=(0,))
+    tu.assign_non_tensor(empty, **{name: value.data for name, value in data.items() if isinstance(value, NonTensorData)})
+    return empty
+
+
+def looks(worker: Any, reference: Any, rows: dict[str, Any], rank: int, world: int) -> dict[str, float]:
+    """Largest differences from the plain model: of the probe, of all rows, of a single row, and of rows under the first weights."""
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    def gap(found: Any, data: Any, wanted: list[Any]) -> float:
+        if not isinstance(found, TensorDict):
+            assert len(data) == 0
+            return 0.0
+        pairs = zip(response_from_nested(found["log_probs"], data["response_mask"]).unbind(), wanted, strict=True)
+        return max(float((new - by_hand).abs().max()) for new, by_hand in pairs)
+
+    probe = worker.probe()
+    with torch.no_grad():
+        answers = [log_probs(reference, ids, prompt) for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]
+        probed = log_probs(reference, torch.tensor(probe.ids), 1)
+    data = batch(rows, Case(""), plan(rows, Case(""), world))
+    numbers = data["number"].tolist()
+    mine = part(data, rank, world)
+    places = mine["number"].tolist()
+    present = gap(worker.compute_log_prob(mine), mine, [answers[n] for n in places])
+    lonely = part(tu.index_select_tensor_dict(data, [0]), rank, world)
+    alone = gap(worker.compute_log_prob(lonely), lonely, [answers[numbers[0]]])
+    older = part(data, rank, world)
+    tu.assign_non_tensor(older, version=0)
+    first = gap(worker.compute_log_prob_under(older), older, [rows["old"][n] for n in places])
+    again = gap(worker.compute_log_prob(part(data, rank, world)), mine, [answers[n] for n in places])
+    return {
+        "probe_gap": float((torch.tensor(probe.log_probs) - probed).abs().max()), "present_gap": present, "alone_gap": alone,
+        "first_gap": first, "again_gap": again,
+    }  # fmt: skip
 
 
 def gaps(worker: Any, reference: Any, start: list[Any]) -> dict[str, float]:
@@ -151,23 +218,32 @@ def row_numbers() -> dict[str, int]:
     return keys
 
 
-def batch(rows: dict[str, Any], case: Case) -> Any:
-    """What the trainer sends to the worker, planned by the trainer's own code."""
+def plan(rows: dict[str, Any], case: Case, world: int) -> list[Any]:
+    """Rows of the update, planned and spread over the ranks by the trainer's own code: branches of a rollout lie on several."""
+    from server.schemas.runspec import Algorithm
+    from trainer.verl_plugin.ranks import spread
+    from trainer.verl_plugin.update import plan_update
+
+    settings = {"loss": case.loss, "kl": BETA if case.kl else 0, "epochs": case.steps, "minibatches": case.minibatches}
+    planned = plan_update(played(rows), Algorithm.model_validate(settings), 0).rows
+    planned = [row for row in planned if case.only is None or row.key.startswith(case.only)]
+    lengths = [sum(SHAPES[row_numbers()[row.key]]) for row in planned]
+    return [planned[number] for number in spread(lengths, [row.minibatches[0] for row in planned], world)]
+
+
+def batch(rows: dict[str, Any], case: Case, planned: list[Any]) -> Any:
+    """What the trainer sends to the worker."""
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
-    from server.schemas.runspec import Algorithm
-    from trainer.verl_plugin.update import plan_update
-
-    algorithm = Algorithm.model_validate({"loss": case.loss, "kl": BETA if case.kl else 0, "epochs": case.steps})
-    planned = plan_update(played(rows), algorithm, 0).rows
     numbers = [row_numbers()[row.key] for row in planned]
 
     def jagged(parts: list[Any]) -> Any:
         return torch.nested.as_nested_tensor([parts[number] for number in numbers], layout=torch.jagged)
 
     fields = {
+        "number": torch.tensor(numbers),
         "prompts": jagged([ids[:prompt] for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]),
         "responses": jagged([ids[prompt:] for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]),
         "input_ids": jagged(rows["ids"]),
@@ -184,40 +260,49 @@ def batch(rows: dict[str, Any], case: Case) -> Any:
     if case.correction:
         fields["correction"] = jagged(rows["correction"])
     data = TensorDict(fields, batch_size=len(planned))
-    tu.assign_non_tensor(data, epochs=case.steps, minibatches=1, temperature=1.0, calculate_entropy=False, global_batch_size=1)
-    tu.assign_non_tensor(data, max_token_len_per_gpu=64)  # several micro-batches: branches of a rollout are computed apart
+    tu.assign_non_tensor(data, epochs=case.steps, minibatches=case.minibatches, temperature=1.0, global_batch_size=1)
+    tu.assign_non_tensor(data, calculate_entropy=False)
+    tu.assign_non_tensor(data, max_token_len_per_gpu=64)  # branches of a rollout are computed apart
     return data
 
 
-def train_by_hand(model: Any, optimizer: Any, rows: dict[str, Any], case: Case) -> list[float]:
-    """The objective as the paper writes it, from rewards and captured log-probs, by plain autograd."""
+def train_by_hand(model: Any, optimizer: Any, rows: dict[str, Any], case: Case, planned: list[Any]) -> dict[str, list[float]]:
+    """The objective as the paper writes it, from rewards and captured log-probs, by autograd. A mini-batch of K is K times its part."""
     import torch
 
-    losses = []
-    for _ in range(case.steps):
-        objective = -by_formula(model, rows, case)
-        optimizer.zero_grad()
-        objective.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(float(objective))
-    return losses
+    losses, norms = [], []
+    for epoch in range(case.steps):
+        for number in range(case.minibatches):
+            members = {row.key.rsplit("_", 1)[0] for row in planned if row.minibatches[epoch] == number}
+            if not members:
+                continue
+            objective = -case.minibatches * by_formula(model, rows, case, members)
+            optimizer.zero_grad()
+            objective.backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+            optimizer.step()
+            losses.append(float(objective))
+    return {"loss": losses, "grad_norm": norms}
 
 
-def by_formula(model: Any, rows: dict[str, Any], case: Case) -> Any:
-    """J of the three groups. Always against the captured log-probs, also where verl gets recomputed ones."""
+def by_formula(model: Any, rows: dict[str, Any], case: Case, of: set[str]) -> Any:
+    """J of the three groups, the part of the rollouts `of`. Always against the captured log-probs, also where verl gets recomputed ones."""
     import torch
 
     def clipped(ratio: Any, advantage: float) -> Any:
-        return torch.min(ratio * advantage, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * advantage)
+        return torch.min(ratio * advantage, ratio.clamp(1 - case.clip[0], 1 + case.clip[1]) * advantage)
 
     numbers = iter(range(len(SHAPES)))
     total, tokens_of_all = torch.zeros(()), 0
-    for rewards, branches in zip(REWARDS, BRANCHES, strict=True):
+    for name, rewards, branches in zip("abc", REWARDS, BRANCHES, strict=True):
         scored = torch.tensor([float(reward) for reward in rewards if reward is not None])
-        for reward, count in zip(rewards, branches, strict=True):
+        for member, (reward, count) in enumerate(zip(rewards, branches, strict=True)):
             members = [next(numbers) for _ in range(count)]
             if reward is None:
+                continue
+            tokens = sum(int(rows["masks"][number].sum()) for number in members)
+            tokens_of_all += tokens
+            if f"{name}_{member}" not in of:
                 continue
             new, old, weight = [], [], []
             for number in members:
@@ -234,10 +319,7 @@ def by_formula(model: Any, rows: dict[str, Any], case: Case) -> Any:
                 term = (clipped((after - before).exp(), advantage) * weights).mean()
             if case.kl:
                 term = term - BETA * ((before - after).exp() - (before - after) - 1).mean()
-            if case.loss == "ppo":
-                total, tokens_of_all = total + term * len(after), tokens_of_all + len(after)
-            else:
-                total = total + term / len(rewards) / len(REWARDS)
+            total = total + (term * tokens if case.loss == "ppo" else term / len(rewards) / len(REWARDS))
     return total / tokens_of_all if case.loss == "ppo" else total
 
 
