@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What of the fast tests runs; test-properties sets it to another marker.
 FAST := not slow
 
-.PHONY: help demo test test-fast test-fast-trainer test-fast-rest test-properties test-slow soak lint typecheck install install-light install-dev clean
+.PHONY: help demo test test-fast test-fast-one test-fast-two test-properties test-slow soak lint typecheck install install-light install-dev clean
 
 help:
 	@echo "make demo       train the demo policy and watch the held-out solve rate rise"
@@ -28,15 +28,16 @@ demo: install
 
 test: test-fast test-slow
 
-# Two processes at once: the suite is made of waiting as much as of work.
+# Two processes at once, about as long as each other: the suite is made of waiting as much as of work.
 test-fast: install-dev
-	@$(MAKE) --no-print-directory -j2 -Otarget test-fast-trainer test-fast-rest
+	@$(MAKE) --no-print-directory -j2 -Otarget test-fast-one test-fast-two
 
-test-fast-trainer: install-dev
-	$(BIN)/python -m pytest -m "$(FAST)" $(PYTEST_ARGS) tests/trainer
+ONE := tests/trainer tests/plugin tests/test_light_install.py
+test-fast-one: install-dev
+	$(BIN)/python -m pytest -m "$(FAST)" $(PYTEST_ARGS) $(ONE)
 
-test-fast-rest: install-dev
-	$(BIN)/python -m pytest -m "$(FAST)" -p no:cacheprovider $(PYTEST_ARGS) --ignore tests/trainer
+test-fast-two: install-dev
+	$(BIN)/python -m pytest -m "$(FAST)" -p no:cacheprovider $(PYTEST_ARGS) $(addprefix --ignore=,$(ONE))
 
 # New examples each time, twenty times as many as in test-fast, so that a rare one turns up here rather than in a landing.
 # Another hunt: PYTEST_ARGS="--hypothesis-seed=7 -k spelling".

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"numpy", "torch", "verl", "ray", "transformers", "harbor", "litellm", "vllm", "tensordict"}
 
 PROBE = """
@@ -16,18 +18,19 @@ print(",".join(sorted(name for name in sys.modules if "." not in name)))
 """
 
 
-def imported_by(code: str) -> set[str]:
-    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip().split(","))
+@pytest.fixture(scope="module")
+def imported() -> set[str]:
+    """What is loaded when every module of server and plugin is."""
+    return set(subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True).stdout.strip().split(","))
 
 
-def test_server_and_plugin_import_nothing_heavy() -> None:
-    assert imported_by(PROBE) & HEAVY == set()
+def test_server_and_plugin_import_nothing_heavy(imported: set[str]) -> None:
+    assert imported & HEAVY == set()
 
 
-def test_rooms_do_not_import_each_other() -> None:
-    loaded = imported_by(PROBE)
-    assert "server" in loaded and "plugin" in loaded
-    assert loaded & {"trainer", "sandbox"} == set()
+def test_rooms_do_not_import_each_other(imported: set[str]) -> None:
+    assert "server" in imported and "plugin" in imported
+    assert imported & {"trainer", "sandbox"} == set()
 
 
 def test_locked_light_requirements_hold_nothing_heavy() -> None:
