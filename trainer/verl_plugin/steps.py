@@ -129,6 +129,7 @@ class LegoSteps(PPOTrainer):
         seconds = time.monotonic() - started
         metrics = {"timing_s/evaluation": seconds, "lego/turns/mean": sum(r.turns for r in rollouts) / len(rollouts)}
         metrics |= harness_metrics(played)
+        self._keep_best(sum(rewards), len(rollouts))  # first: a reported evaluation is not made again
         self.agent_loop_manager.reporter.report(
             EvaluationBody(step=self.global_steps, resolved=sum(rewards), executed=len(rewards), total=len(rollouts), metrics=metrics)
         )
@@ -136,7 +137,6 @@ class LegoSteps(PPOTrainer):
             f"evaluation after step {self.global_steps}: {sum(rewards)} of {len(rollouts)} resolved"
             f"  {len(rollouts) - len(rewards)} failed  {seconds:.1f} s"
         )
-        self._keep_best(sum(rewards), len(rollouts))
         return {"val-core/lego/resolved": sum(rewards) / len(rollouts), "timing_s/evaluation": seconds}
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
