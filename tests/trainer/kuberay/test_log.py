@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainer.launch.kuberay import log
@@ -65,6 +65,7 @@ def test_a_container_that_has_not_begun_has_no_lines() -> None:
         assert reader(node).new_lines() == []
 
 
+@example([0, 1_000_000_000], 60, 28)  # the first piece ends in a line whose stamp is the very beginning of the next second
 @given(st.lists(st.integers(0, 5_000_000_000), unique=True).map(sorted), st.integers(60, 200), st.integers(0, 30))
 def test_pieces_of_any_size_lose_no_line_and_repeat_none(times: list[int], piece: int, width: int) -> None:
     """As long as a second's lines fit into a piece."""

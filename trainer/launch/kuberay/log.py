@@ -35,17 +35,18 @@ class LogReader:
 
     def _of(self, pod: str) -> list[str]:
         lines: list[str] = []
+        since = _second(self.last) if self.last else ""
         while True:
-            query = {"timestamps": "true", "limitBytes": str(PIECE)} | ({"sinceTime": _second(self.last)} if self.last else {})
+            query = {"timestamps": "true", "limitBytes": str(PIECE)} | ({"sinceTime": since} if since else {})
             text = self._cluster.text("GET", self._cluster.path("pods", pod) + "/log", query)
             full = len(text.encode()) >= PIECE
             whole = text[: text.rfind("\n") + 1] or (text if full else "")  # the last line may still be written, or cut
             new = list(self._new(whole.splitlines()))
             lines += new
-            if not full:
+            if not full or not self.last:
                 return lines
-            if not new:  # more in a second than fits: what is left of it is lost
-                self.last = (_moment(self.last) + timedelta(seconds=1)).isoformat()
+            # Nothing new in a full piece: it ends in the second it began with, and if that second has more, the rest of it is lost.
+            since = _second(self.last) if new else _second(since, later=1)
 
     def _new(self, lines: list[str]) -> Iterator[str]:
         before = _key(self.last) if self.last else None
@@ -65,9 +66,9 @@ def _moment(stamp: str) -> datetime:
     return datetime.fromisoformat(stamp).astimezone(UTC).replace(microsecond=0)
 
 
-def _second(stamp: str) -> str:
+def _second(stamp: str, later: int = 0) -> str:
     """The API server takes whole seconds; what lies between is known from the stamps."""
-    return _moment(stamp).isoformat().replace("+00:00", "Z")
+    return (_moment(stamp) + timedelta(seconds=later)).isoformat().replace("+00:00", "Z")
 
 
 def _key(stamp: str) -> tuple[datetime, str]:
