@@ -84,6 +84,12 @@ def composed(spec: RunSpec) -> DictConfig:
 
 
 @pytest.mark.parametrize("preset", preset_names())
+def test_a_crash_loses_the_step_under_way_and_no_more(preset: str) -> None:
+    checkpoint = spec_of(preset).trainer.checkpoint
+    assert checkpoint.every == 1 and checkpoint.keep == 2, "two and the best one are kept, whatever the length of the run"
+
+
+@pytest.mark.parametrize("preset", preset_names())
 def test_verl_takes_every_preset(preset: str) -> None:
     """An unknown key is an error of Hydra; verl's dataclasses check types and combinations."""
     spec = spec_of(preset)
