@@ -27,12 +27,12 @@ import functools
 import importlib.util
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
 from .readable import tests, unfit
-from .seal import TELL, Answer, may_return, names, seal, tables
+from .seal import TELL, Answer, Around, may_return, names, seal, tables
 from .untrue import untrue
 
 DIRECTORY = "tests"
@@ -128,17 +128,26 @@ def _read(task: Path) -> tuple[dict[str, bytes], dict[str, ast.Module]]:
 def _sealed(files: Mapping[str, bytes], trees: Mapping[str, ast.Module]) -> tuple[str, list[Answer], set[str]]:
     """The check of the tests without their answers, the answers, and the tests that are decided by them alone."""
     nonce = secrets.token_hex(6)
-    helpers = {name for tree in (*trees.values(), *_helpers(files).values()) for name in _asserting(tree)}
+    functions = [
+        node for tree in (*trees.values(), *_helpers(files).values()) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    ]
+    helpers = {function.name for function in functions if not function.name.startswith("test") and _asserts(function)}
+    fixtures = {
+        argument.arg
+        for function in functions
+        if any("fixture" in names(decorator) for decorator in function.decorator_list)
+        for argument in function.args.args
+    }
     answers: list[Answer] = []
     whole: set[str] = set()
     written, expected = dict(files), dict[str, str]()
     for name, pristine in trees.items():
         tree = copy.deepcopy(pristine)
-        lists = tables(tree)
+        around = Around(helpers, fixtures, tables(tree))
         for key, test in tests(tree):
             _tell_nothing(test)
             before = len(answers)
-            if seal(test, f"_{nonce}", answers, helpers, lists):
+            if seal(test, f"_{nonce}", answers, around):
                 whole.add(f"{name}::{key}")
             for answer in answers[before:]:
                 answer["test"] = f"{name}::{key}"
@@ -157,11 +166,8 @@ def _helpers(files: Mapping[str, bytes]) -> dict[str, ast.Module]:
     return found
 
 
-def _asserting(tree: ast.Module) -> Iterator[str]:
-    """Functions other than tests that assert something or raise."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("test"):
-            yield from (node.name for part in ast.walk(node) if isinstance(part, ast.Assert | ast.Raise))
+def _asserts(function: ast.FunctionDef) -> bool:
+    return any(isinstance(part, ast.Assert | ast.Raise) for part in ast.walk(function))
 
 
 def _check(

@@ -11,6 +11,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 Kind = Literal["equals", "among", "contains", "close"]
@@ -36,6 +37,14 @@ def {name}(index, value, row=0, told=set(), write=__import__("os").write):
                 exact[0] &= type(value) is kind is not frozenset
                 break
         else:
+            exact[0] = 0
+            if hasattr(value, "__index__"):
+                return text(value.__index__())
+            if hasattr(value, "as_integer_ratio"):
+                top, bottom = value.as_integer_ratio()
+                return text(top if bottom == 1 else top / bottom)
+            if isinstance(value, (type({{}}.keys()), type({{}}.items()))):
+                return text(set(value))
             raise TypeError
         if kind is dict:
             return "{{" + "".join(text(key) + ":" + text(part) + "," for key, part in dict.items(value)) + "}}"
@@ -55,32 +64,45 @@ def {name}(index, value, row=0, told=set(), write=__import__("os").write):
         write(9, line)
 """
 """Writes one line of the report, each only once: exact where the value is made of Python's own types alone. A subclass counts for what it
-holds, whatever it says it equals. What has no such form, or a very long one, is reported as nothing."""
+holds, whatever it says it equals, a number of another kind for what it says it is: knowing that is all there is to know. What has no such
+form, or a very long one, is reported as nothing."""
 
 
-Tables = Mapping[str, ast.expr]
-"""Lists of a file that one `parametrize` reads and nothing else, by name."""
+Column = list[tuple[list[ast.expr], int, ast.expr]]
+"""A cell for each row: the list and the place where it is written, and what stands there."""
 
 
-def seal(test: ast.FunctionDef, name: str, answers: list[Answer], helpers: Set[str], tables: Tables) -> bool:
+@dataclass(frozen=True)
+class Around:
+    """What matters of the rest of a test file."""
+
+    helpers: Set[str] = frozenset()
+    """Functions that assert something themselves."""
+    fixtures: Set[str] = frozenset()
+    """Arguments of fixtures: what a test is parametrised with may be meant for them."""
+    tables: Mapping[str, ast.List | ast.Tuple] = field(default_factory=dict)
+    """Lists that one place reads and no other, by name."""
+
+
+def seal(test: ast.FunctionDef, name: str, answers: list[Answer], around: Around) -> bool:
     """Take the answers out of `test`, in place, and append them to `answers`; `name` is the function that reports by their index.
 
-    `helpers` are functions that assert something themselves. Returns whether nothing but the answers decides about the test.
+    Returns whether nothing but the answers decides about the test.
     """
     if may_return(test):
         return False
     before = len(answers)
-    sealing = _Sealing(test, name, answers, helpers, tables)
+    sealing = _Sealing(test, name, answers, around)
     test.body = sealing.block(test.body, certain=True)
     return sealing.whole and any(answer["must"] for answer in answers[before:])
 
 
-def tables(tree: ast.Module) -> Tables:
-    read = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+def tables(scope: ast.Module | ast.FunctionDef) -> dict[str, ast.List | ast.Tuple]:
+    mentioned = Counter(node.id for node in ast.walk(scope) if isinstance(node, ast.Name))
     found = {}
-    for statement in tree.body:
+    for statement in scope.body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List() | ast.Tuple() as rows) if read[name] == 2:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List() | ast.Tuple() as rows) if mentioned[name] == 2:
                 found[name] = rows
     return found
 
@@ -101,15 +123,20 @@ def names(node: ast.AST) -> Iterator[str]:
 
 
 class _Sealing:
-    def __init__(self, test: ast.FunctionDef, name: str, answers: list[Answer], helpers: Set[str], tables: Tables) -> None:
+    def __init__(self, test: ast.FunctionDef, name: str, answers: list[Answer], around: Around) -> None:
         self.name = name
         self.answers = answers
-        self.helpers = helpers
-        self.whole = helpers.isdisjoint(argument.arg for argument in test.args.args)
+        self.helpers = around.helpers
+        self.tables = {**around.tables, **tables(test)}
+        self.whole = self.helpers.isdisjoint(argument.arg for argument in test.args.args)
         mentioned = [node for node in ast.walk(test) if isinstance(node, ast.Name)]
         read = Counter(node.id for node in mentioned if isinstance(node.ctx, ast.Load))
         written = Counter(node.id for node in mentioned if not isinstance(node.ctx, ast.Load))
-        self.columns = {key: cells for key, cells in _columns(test, tables).items() if read[key] == 1 and not written[key]}
+        self.columns = {
+            key: cells
+            for key, cells in self._columns(test)
+            if read[key] == 1 and written[key] == (key not in {argument.arg for argument in test.args.args}) and key not in around.fixtures
+        }
         self.constants = {
             target.id: statement
             for statement in test.body
@@ -120,12 +147,12 @@ class _Sealing:
     def block(self, statements: list[ast.stmt], certain: bool) -> list[ast.stmt]:
         new: list[ast.stmt] = []
         for statement in statements:
-            conditions = _conditions(statement)
+            conditions = _conditions(statement, self.helpers)
             if conditions:
                 new += [self._report(condition, statement, certain) for condition in conditions]
                 continue
             if self._entered(statement):
-                statement.body = self.block(statement.body, certain and _certain(statement))
+                statement.body = self.block(statement.body, certain and self._certain(statement))
             elif self._judged([statement]):
                 self.whole = False
             new.append(statement)
@@ -137,10 +164,43 @@ class _Sealing:
             case ast.For(iter=values, orelse=[]):
                 return not self._judged([values])
             case ast.With():
-                return _certain(statement)
+                return self._certain(statement)
             case ast.Try(handlers=[], orelse=[], finalbody=last):
                 return not self._judged(last)
         return False
+
+    def _certain(self, block: ast.For | ast.With | ast.Try) -> bool:
+        """Whether all of its body is done, for every row if it has any, in a test that passes."""
+        match block:
+            case ast.With(items=items):
+                calls = [item.context_expr.func for item in items if isinstance(item.context_expr, ast.Call)]
+                return len(calls) == len(items) and all(_LETS_THROUGH & {*names(call)} for call in calls)
+            case ast.For(iter=table):
+                leaves = any(isinstance(part, ast.Break | ast.Continue) for part in ast.walk(block))
+                return any(not isinstance(row, ast.Starred) for row in self._rows(table)) and not leaves
+        return True
+
+    def _rows(self, table: ast.expr) -> list[ast.expr]:
+        written = self.tables.get(table.id) if isinstance(table, ast.Name) else table
+        return written.elts if isinstance(written, ast.List | ast.Tuple) else []
+
+    def _columns(self, test: ast.FunctionDef) -> Iterator[tuple[str, Column]]:
+        """Of `parametrize`, and of loops over what is written."""
+        for node in ast.walk(test):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="parametrize"), args=[heads, table], keywords=[] | [ast.keyword("ids", ast.List())]):
+                    columns, bare = _heads(heads)
+                case ast.For(target=ast.Name(id=name), iter=table):
+                    columns, bare = [name], True
+                case ast.For(target=ast.Tuple(elts=heads), iter=table):
+                    columns, bare = [head.id if isinstance(head, ast.Name) else "" for head in heads], False
+                case _:
+                    continue
+            rows = self._rows(table)
+            for place, column in enumerate(columns):
+                cells = [cell for number in range(len(rows)) if (cell := _cell(rows, number, place, len(columns), bare))]
+                if len(cells) == len(rows):
+                    yield column, cells
 
     def _report(self, condition: ast.expr, statement: ast.stmt, certain: bool) -> ast.stmt:
         found = self._answer(condition) if isinstance(condition, ast.Compare) and len(condition.ops) == 1 else None
@@ -199,26 +259,16 @@ class _Sealing:
         )
 
 
-def _certain(block: ast.For | ast.With | ast.Try) -> bool:
-    """Whether all of its body is done at least once, in a test that passes."""
-    match block:
-        case ast.With(items=items):
-            calls = [item.context_expr.func for item in items if isinstance(item.context_expr, ast.Call)]
-            return len(calls) == len(items) and all(_LETS_THROUGH & {*names(call)} for call in calls)
-        case ast.For(iter=ast.List(elts=values) | ast.Tuple(elts=values)):
-            leaves = any(isinstance(part, ast.Break | ast.Continue) for part in ast.walk(block))
-            return any(not isinstance(value, ast.Starred) for value in values) and not leaves
-    return isinstance(block, ast.Try)
-
-
-def _conditions(statement: ast.stmt) -> list[ast.expr]:
+def _conditions(statement: ast.stmt, helpers: Set[str]) -> list[ast.expr]:
     """What an assertion demands, one by one; nothing for another statement."""
     match statement:
         case ast.Assert(test=ast.BoolOp(op=ast.And(), values=values)):
             return values
         case ast.Assert(test=test):
             return [test]
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=method), args=arguments)) if method in _METHODS:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=method), args=arguments)) if (
+            method in _METHODS and method not in helpers
+        ):
             if method == "assertIsNone" and arguments:
                 return [ast.Compare(arguments[0], [ast.Is()], [ast.Constant(None)])]
             if len(arguments) >= 2 and not any(isinstance(argument, ast.Starred) for argument in arguments):
@@ -244,21 +294,6 @@ def _approximately(expected: ast.expr) -> str | None:
                 none = ast.Constant(None)
                 return _literal(ast.Tuple([number, given.get("rel", none), given.get("abs", none)], ast.Load()))
     return None
-
-
-def _columns(test: ast.FunctionDef, tables: Tables) -> dict[str, list[tuple[list[ast.expr], int, ast.expr]]]:
-    """The cells of each column of `parametrize`, with the list and the place where each is written; none of one that cannot be read."""
-    found: dict[str, list[tuple[list[ast.expr], int, ast.expr]]] = {}
-    for decorator in test.decorator_list:
-        match decorator:
-            case ast.Call(func=ast.Attribute(attr="parametrize"), args=[heads, table], keywords=[] | [ast.keyword("ids", ast.List())]):
-                written = tables.get(table.id) if isinstance(table, ast.Name) else table
-                rows = written.elts if isinstance(written, ast.List | ast.Tuple) else []
-                columns, bare = _heads(heads)
-                for place, head in enumerate(columns):
-                    cells = [_cell(rows, number, place, len(columns), bare) for number in range(len(rows))]
-                    found[head] = [cell for cell in cells if cell is not None] if None not in cells else []
-    return found
 
 
 def _heads(heads: ast.expr) -> tuple[list[str], bool]:

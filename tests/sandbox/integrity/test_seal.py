@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ def sealed(source: str) -> tuple[str, list[seal.Answer], bool]:
     test = tree.body[-1]
     assert isinstance(test, ast.FunctionDef)
     answers: list[seal.Answer] = []
-    whole = seal.seal(test, "tell", answers, frozenset({"same"}), seal.tables(tree))
+    around = seal.Around(helpers=frozenset({"same"}), fixtures=frozenset({"made"}), tables=seal.tables(tree))
+    whole = seal.seal(test, "tell", answers, around)
     return ast.unparse(ast.fix_missing_locations(tree)), answers, whole
 
 
@@ -68,10 +71,13 @@ def test_what_is_right_is_taken_out(body: str, right: str) -> None:
         ("@pytest.mark.parametrize(['x', 'y'], [[1, 21], pytest.param(2, 22, id='b')])", "assert y == f(x)"),
         ("@pytest.mark.parametrize('y', (21, 22), ids=['a', 'b'])", "assert f() == y"),
         ("ROWS = [(1, 21), (2, 22)]\n@pytest.mark.parametrize('x, y', ROWS)", "assert f(x) == y"),
+        ("@with_x", "for y, z in ((21, 1), (22, 2)):\n        assert f(z) == y"),
+        ("ROWS = [(21, 1), (22, 2)]\n@with_x", "for y, z in ROWS:\n        assert y == f(z)"),
+        ("@with_x", "rows = [[1, 21], [2, 22]]\n    for z, y in rows:\n        assert f(z) == y"),
     ],
 )
 def test_columns_of_answers_become_numbers_of_rows(decorator: str, body: str) -> None:
-    text, answers, whole = sealed(f"{decorator}\ndef test_f(x, y):\n    {body}\n")
+    text, answers, whole = sealed(f"{decorator}\ndef test_f(x{'' if 'for ' in body else ', y'}):\n    {body}\n")
     assert whole and answers == [{"is": "equals", "what": ["21", "22"], "must": True}]
     assert "21" not in text and "tell(0, f(" in text
 
@@ -95,10 +101,17 @@ def test_columns_of_answers_become_numbers_of_rows(decorator: str, body: str) ->
         "for x in [1, 2]:\n        if f(x): break\n        assert f(x) == 5",
         "if f(1):\n        return\n    assert f(2) == 5",
         "expected = 5\n    print(expected)\n    assert f(2) == expected",
+        "for x, y in [(1, 5), (2, 6)]:\n        assert f(y) == y",
+        "y = 0\n    for x, y in [(1, 5), (2, 6)]:\n        assert f(x) == y",
+        "for x, y in [*f(1), (2, 6)]:\n        assert f(x) == y",
     ],
 )
 def test_a_test_that_something_else_decides_needs_twins(body: str) -> None:
     assert not sealed(f"def test_f():\n    {body}\n")[2]
+
+
+def test_what_a_fixture_may_want_is_left_to_it() -> None:
+    assert not sealed("@pytest.mark.parametrize('made', [1, 2])\ndef test_f(made):\n    assert f() == made\n")[2]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +182,7 @@ class Opaque:
 def test_an_object_counts_for_what_it_holds_not_for_what_it_says() -> None:
     assert told(Agreeable(0)) == ("0", "0")
     assert told([Agreeable(3)]) == ("0", "[3,]")
+    assert told([Fraction(1, 2), Decimal(7), {"a": 1}.keys()]) == ("0", "[0.5,7,{'a',},]")
     endless: list[object] = []
     endless.append(endless)
     for value in (Opaque(), float("nan"), endless, "x" * 5000, iter([1]), 10**5000):
