@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from server.schemas.capture import CaptureRecord
@@ -27,7 +28,7 @@ from server.schemas.events import (
 from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, CheckpointFile, write_atomic
-from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Monitors, Sandbox, Trainer
+from server.schemas.runspec import Algorithm, Checkpoint, Data, Evaluation, Kind, Monitors, Reporting, Sandbox, Trainer
 from server.schemas.states import Phase, RunState
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import Harness as Client
@@ -64,7 +65,7 @@ async def play(client: Client, request: TrialRequest) -> Scored | Failed:
 
 
 def test_five_steps_train_every_sampled_token_once(world: World, policy: Path) -> None:
-    prepare(world, policy)
+    prepare(world, policy, reporting=Reporting(trackers=("wandb", "tensorboard")))
     launched = start(world)
     output, _ = launched.communicate(timeout=800)
     assert launched.returncode == 0, output
@@ -90,6 +91,8 @@ def test_five_steps_train_every_sampled_token_once(world: World, policy: Path) -
     assert export(world.run.checkpoints / "final", policy, world.run.root / "exported").changed > 0
     assert f"step {STEPS}/{STEPS}" in output and "pearson 1.0000" in output
     assert tracked(world, "lego/trained_tokens") == [step.metrics["lego/trained_tokens"] for step in of(bodies, StepBody)]
+    (kept,) = (world.run.root / "tracking" / "wandb").glob("offline-run-*/*.wandb")
+    assert b"lego/trained_tokens" in kept.read_bytes()
 
 
 def tracked(world: World, name: str) -> list[float]:
@@ -241,6 +244,9 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     assert {known.groups for known in latest.pool.values()} == {1 + 0.75 + 0.75**2}
     assert steps[1].metrics["lego/optimizer_steps"] == 4 and steps[2].metrics["training/rollout_actor_probs_pearson_corr"] >= 0.999
     assert sorted(path.name for path in world.run.checkpoints.glob("global_step_*")) == ["global_step_2", "global_step_3"]  # `keep` is 2
+    (optimizer,) = (world.run.checkpoints / "global_step_3" / "actor").glob("optim_*.pt")
+    moments = torch.load(optimizer, weights_only=False)["state"].values()
+    assert {int(moment["step"]) for moment in moments} == {3 * 4}, "the optimizer went on too"
     trained_with = TrainedWith.model_validate_json((world.run.checkpoints / "final" / TRAINED_WITH).read_bytes())
     assert (trained_with.run_id, trained_with.step, trained_with.history) == ("run-1", 3, "keep")
     assert (world.run.checkpoints / "final").resolve().parts[-3:] == ("global_step_3", "actor", "huggingface")

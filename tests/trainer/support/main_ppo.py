@@ -41,9 +41,11 @@ def opened(root: Path) -> Iterator[World]:
     run.root.mkdir()
     runner = FakeRunner(run.runner_file, "trials", nothing)  # type: ignore[arg-type]
     runner.start()
-    yield World(run, server, runner)
-    runner.stop()
-    server.stop()
+    try:
+        yield World(run, server, runner)
+    finally:
+        runner.stop()
+        server.stop()
 
 
 def prepare(world: World, policy: Path, **changes: object) -> RunSpec:
@@ -69,7 +71,7 @@ def prepare(world: World, policy: Path, **changes: object) -> RunSpec:
 
 
 def start(world: World, *options: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {"WANDB_MODE": "offline"}
     command = [sys.executable, "-m", "trainer.launch", "--run-dir", str(world.run.root), *options]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
