@@ -1,4 +1,5 @@
-"""verl's training worker on one CPU process: log-probs of one sequence under its own, the recorded and shifted routes, as JSON.
+"""verl's training worker on one CPU process: log-probs of one sequence under its own, the recorded and shifted routes, as JSON. First by
+the engine for CPUs, then by the one that GPUs have.
 
 usage: python -m tests.trainer.verl_plugin.replay_probe MODEL_DIR SAMPLE.json PORT
 """
@@ -17,15 +18,17 @@ def main(model: str, sample: str, port: str) -> None:
     prepare(port)
     import torch
 
-    worker = make_worker(model)
-    replay = worker.engine.replay
     case = json.loads(Path(sample).read_text())
     routes = torch.tensor(case["routes"], dtype=torch.int16)
     shifted = torch.cat([routes[:1], routes[:-1]])
-    answer: dict[str, Any] = {}
-    for name, used in (("own", None), ("replay", routes), ("shifted", shifted)):
-        answer[name] = log_probs(worker, case, used)
-        answer[f"{name}_counts"] = asdict(replay.take())
+    answer: dict[str, dict[str, Any]] = {}
+    for device in ("cpu", "cuda"):
+        os.environ |= {"VERL_ENGINE_DEVICE": device, "VERL_ENGINE_VENDOR": "nvidia"}
+        worker, found = make_worker(model), dict[str, Any]()
+        for name, used in (("own", None), ("replay", routes), ("shifted", shifted)):
+            found[name] = log_probs(worker, case, used)
+            found[f"{name}_counts"] = asdict(worker.engine.replay.take())
+        answer[device] = found
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 

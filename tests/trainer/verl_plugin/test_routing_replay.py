@@ -6,8 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,8 +43,16 @@ def test_verls_engine_replays_the_routes_of_a_bf16_sampler(tmp_path: Path) -> No
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answers = json.loads(done.stdout.splitlines()[-1])
+    side_by_side, end_to_end = answers["cpu"], answers["cuda"]
+    for name in ("own", "replay", "shifted"):
+        assert np.abs(np.subtract(side_by_side[name], end_to_end[name])).max() < 1e-3, name
+        assert end_to_end[f"{name}_counts"]["replayed"] == side_by_side[f"{name}_counts"]["replayed"]
+    for answer in answers.values():
+        check(answer, rollout.log_probs)
 
+
+def check(answer: dict[str, Any], sampled: Sequence[float]) -> None:
     # Two rows of 400 tokens in 4 layers; the last token of each has no route.
     own, replayed = answer["own_counts"], answer["replay_counts"]
     assert (own["replayed"], own["changed"], own["native"]) == (0, 0, 0)
@@ -49,7 +60,7 @@ def test_verls_engine_replays_the_routes_of_a_bf16_sampler(tmp_path: Path) -> No
     assert 0 < replayed["changed"] < 0.2 * 2 * 399 * 4
     assert replayed["top1"] > 0.985 and 0.98 < replayed["overlap"] < 1
     names, everything = ("own", "replay", "shifted"), [True] * 384
-    off, aligned, shifted = (fidelity(rollout.log_probs, answer[name], everything) for name in names)
+    off, aligned, shifted = (fidelity(sampled, answer[name], everything) for name in names)
     assert aligned.k3 < off.k3 / 4
     assert aligned.mean_abs < 0.7 * off.mean_abs and aligned.p99_abs < off.p99_abs
     assert shifted.mean_abs > 8 * off.mean_abs

@@ -16,13 +16,18 @@ from tests.trainer.models import make_model
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_updates_follow_every_objective_over_branches_with_failures_present(tmp_path: Path, ranks: int) -> None:
     """Optimizer steps on rollouts with several branches, in several micro-batches, equal plain autograd on the formulas; with two ranks the
-    branches of a rollout lie on both, and there are an odd number of rows, mini-batches with no row on one rank, and one row in all."""
+    branches of a rollout lie on both, and there are an odd number of rows, mini-batches with no row on one rank, and one row in all.
+
+    The two run the engine that GPUs have, which lays rows end to end.
+    """
     make_model(moe=True, tied=False).save_pretrained(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.trainer.verl_plugin.update_probe", str(tmp_path), str(port)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {"OMP_NUM_THREADS": "1"}
+    if ranks > 1:
+        environment |= {"VERL_ENGINE_DEVICE": "cuda", "VERL_ENGINE_VENDOR": "nvidia"}
     logs = [(tmp_path / f"rank-{rank}.log").open("w+") for rank in range(ranks)]
     processes = [
         subprocess.Popen([*command, str(rank), str(ranks)], stdout=log, stderr=subprocess.STDOUT, env=environment)
