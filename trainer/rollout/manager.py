@@ -35,7 +35,7 @@ from .limits import gate_rule
 from .pool import TaskPool
 from .rows import Rows, discard, prompt_rows, store
 from .runner_client import RunnerClient
-from .schedule import Prompt, Schedule
+from .schedule import PARTS, Prompt, Schedule
 from .slots import Slots
 from .tasks import read_index
 from .trial import Rollout, TrialRoom
@@ -59,11 +59,13 @@ class PlayedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a step trains, the names of its rows in the TransferQueue, and the groups that became too old for any step, as far as played."""
+    """What a step trains, or a part of it: with the names of its rows in the TransferQueue, and the groups that became too old for any
+    step, as far as played. `complete`: with it the step has all that it trains."""
 
     played: list[PlayedGroup]
     rows: Rows
     stale: list[PlayedGroup]
+    complete: bool = True
 
 
 class RolloutManager:
@@ -81,6 +83,8 @@ class RolloutManager:
         train = [entry.task for entry in read_index(run.tasks / TRAIN / "index.jsonl")]
         self._pool = _pool(self.spec, train)
         self._pool_metrics: dict[str, float] = {}
+        self._played: list[PlayedGroup] = []
+        """What was taken of the step under way."""
         self._held_out = [entry.task for entry in read_index(run.tasks / HELD_OUT / "index.jsonl")]
         self._first, self._fed = 1, 0
         """The step of the first prompt that this start of the trainer feeds, and how many it has fed."""
@@ -150,17 +154,21 @@ class RolloutManager:
 
         self._call(start())
 
-    def finish_step(self) -> Batch:
-        """Wait for a batch. Its rows are in the TransferQueue."""
+    def take(self) -> Batch:
+        """Wait for a batch, or its next part. Its rows are in the TransferQueue."""
         taken = self._call(self._schedule.take())
         late = self._schedule.take_late()
         discard([key for prompt in late if prompt.name in self._rows for key in self._rows.pop(prompt.name).keys])
         rows = [self._rows.pop(prompt.name) for prompt in taken]
         names = Rows([key for part in rows for key in part.keys], [tag for part in rows for tag in part.tags])
         played, stale = ([group for prompt in prompts for group in played_groups(prompt)] for prompts in (taken, late))
-        if self._pool is not None:
-            self._pool_metrics = self._pool.metrics(self._next_step, self._pool.note(_solved(played)))
-        return Batch(played, names, stale)
+        self._played += played
+        complete = not self._schedule.missing
+        if complete:
+            if self._pool is not None:
+                self._pool_metrics = self._pool.metrics(self._next_step, self._pool.note(_solved(self._played)))
+            self._played = []
+        return Batch(played, names, stale, complete)
 
     def announce(self, version: int) -> None:
         """The engine is about to have the weights of `version`."""
@@ -247,7 +255,8 @@ class RolloutManager:
             breaker.note(member[0], rollout.trial_id, rollout.outcome)
             return rollout
 
-        schedule = Schedule(play, slots, batch=self.spec.rollout.tasks_per_step, staleness=staleness, finish=self._store)
+        batch, parts = self.spec.rollout.tasks_per_step, parts_of_a_step(self.spec)
+        schedule = Schedule(play, slots, batch=batch, staleness=staleness, parts=parts, finish=self._store)
         return slots, schedule
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -282,6 +291,15 @@ class RolloutManager:
         self.reporter.report(
             GroupBody(group_id=group.group_id, step=group.step, phase=group.phase, task=group.task, harness=group.harness, size=group.size)
         )
+
+
+def parts_of_a_step(spec: RunSpec) -> int:
+    """In how many parts a step may train its batch: where generation goes on meanwhile, and the gradients of the parts add up to that of
+    the whole. They do not where the loss of a row follows from all rows of the step, and not in Megatron's reduced buffers."""
+    trainer, algorithm = spec.trainer, spec.algorithm
+    one_update = algorithm.epochs == algorithm.minibatches == 1
+    by_row = algorithm.loss != "ppo" and algorithm.importance_sampling == "off" and spec.rollout.harness_by == "group"
+    return PARTS if trainer.schedule == "async" and one_update and by_row and trainer.backend != "megatron" else 1
 
 
 def played_groups(prompt: Prompt[Member, Rollout]) -> list[PlayedGroup]:

@@ -30,10 +30,11 @@ from trainer.checkpoints.kept import forget_after, is_best, name_best, prune, we
 from trainer.engine.base import EngineError
 from trainer.engine.vllm import Probe
 from trainer.launch import PROGRESS_LOG, FinalError
-from trainer.rollout.manager import Batch, RolloutManager
+from trainer.rollout.manager import Batch, RolloutManager, parts_of_a_step
 from trainer.rollout.rows import PARTITION
 
 from .metrics import LogProbs, ReportingSink, disagreement, fidelity_metrics, numbers, routing_metrics, update_metrics
+from .parts import Compared, StepSoFar, one_update, together
 from .ranks import spread
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
 from .worker import LegoWorker
@@ -140,30 +141,50 @@ class LegoSteps(PPOTrainer):
         return {"val-core/lego/resolved": sum(rewards) / len(rollouts), "timing_s/evaluation": seconds}
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
-        with marked_timer("gen", timing_raw):
-            self.on_sample_begin()
-            taken = self.agent_loop_manager.finish_step()
-            self.on_sample_end()
-        seed = self._spec.trainer.seed * 100_003 + self.global_steps
-        with marked_timer("ours", self._ours):
-            update = plan_update(taken.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=taken.stale)
-            metrics.update(update.metrics)
-            metrics.update(self.agent_loop_manager.metrics())
-        batch = KVBatchMeta(partition_id=PARTITION, keys=taken.rows.keys or [NO_ROW], tags=taken.rows.tags or [{}])
-        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        if not taken.rows.keys:
-            tq.kv_put(key=NO_ROW, partition_id=PARTITION, tag={"global_steps": self.global_steps})
-        else:
-            with marked_timer("old_log_prob", timing_raw):
-                batch = self._score(batch, taken, metrics)
-        if update.rows:
+        """A batch, or its parts as their rollouts end. The weights change once, behind the last part."""
+        step = StepSoFar()
+        while not step.complete:
+            with marked_timer("gen", timing_raw):
+                self.on_sample_begin()
+                step.parts.append(self.agent_loop_manager.take())
+                self.on_sample_end()
+            self._train_part(step, metrics, timing_raw)
+        if len(step.parts) > 1 and step.updates:
             with marked_timer("update_actor", timing_raw):
-                self._update_branches(batch, update, metrics)
-        metrics.setdefault("lego/optimizer_steps", 0.0)
+                step.updates = [one_update(step.updates, self.actor_rollout_wg.finish_update()[0])]
+        whole = step.whole()
+        with marked_timer("ours", self._ours):
+            metrics.update(self._plan(whole).metrics | {"lego/schedule/parts": float(len(step.parts))})
+            metrics.update(self.agent_loop_manager.metrics())
+            metrics.update(update_metrics(step.updates) if step.updates else {"lego/optimizer_steps": 0.0})
+            if step.scored:
+                self._report_fidelity(together(step.scored), metrics)
         before, self._arithmetic = self._arithmetic, max(self.actor_rollout_wg.arithmetic())
         timing_raw["arithmetic"] = self._arithmetic - before
         timing_raw["ours"] = self._ours.pop("ours")
-        return batch
+        if not whole.rows.keys:
+            tq.kv_put(key=NO_ROW, partition_id=PARTITION, tag={"global_steps": self.global_steps})
+        return KVBatchMeta(partition_id=PARTITION, keys=whole.rows.keys or [NO_ROW], tags=whole.rows.tags or [{}])
+
+    def _train_part(self, step: StepSoFar, metrics: dict[str, Any], timing_raw: dict[str, float]) -> None:
+        """Score the newest part and pass forward and backward over it; behind a whole batch the optimizer makes its steps."""
+        part = step.parts[-1]
+        with marked_timer("ours", self._ours):
+            update = self._plan(part)
+        batch = KVBatchMeta(partition_id=PARTITION, keys=part.rows.keys, tags=part.rows.tags)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        if batch.keys:
+            with marked_timer("old_log_prob", timing_raw):
+                batch, compared = self._score(batch, part, metrics)
+            step.scored.append(compared)
+        if update.rows:
+            with marked_timer("update_actor", timing_raw):
+                step.updates += self._update_branches(batch, update, whole=part.complete and len(step.parts) == 1)
+
+    def _plan(self, part: Batch) -> StepUpdate:
+        seed = self._spec.trainer.seed * 100_003 + self.global_steps
+        groups = self._spec.rollout.tasks_per_step if parts_of_a_step(self._spec) > 1 else None
+        return plan_update(part.played, self._spec.algorithm, seed, version=self.global_steps - 1, stale=part.stale, groups=groups)
 
     def _save_checkpoint(self) -> None:
         """verl's, then the file that names it (verl's own is not written atomically), then the oldest ones go (verl forgets those of an
@@ -198,18 +219,18 @@ class LegoSteps(PPOTrainer):
         self._metrics = numbers(metrics)
         return batch
 
-    def _score(self, batch: KVBatchMeta, taken: Batch, metrics: dict[str, Any]) -> KVBatchMeta:
+    def _score(self, batch: KVBatchMeta, taken: Batch, metrics: dict[str, Any]) -> tuple[KVBatchMeta, Compared]:
         """The trainer's log-probabilities at the step's start: fidelity against the rollout in any case, and the ratio's base when
         `ratio_base` is `recomputed`; otherwise the captured ones take their place afterwards. With a KL term, the reference's too."""
         batch.reorder(spread([tag["seq_len"] for tag in batch.tags], [0] * len(batch), self._spec.trainer.copies))
         batch = PPOTrainer._compute_old_log_prob(self, batch, metrics)
         with marked_timer("ours", self._ours):
-            data = self._compare(batch, taken, metrics)
+            data, compared = self._compare(batch, taken)
         if self.use_reference_policy:
             batch = self._compute_ref_log_prob(batch, metrics)
         algorithm = self._spec.algorithm
         if algorithm.ratio_base == "behaviour":
-            return self._put(batch, {"old_log_probs": data["rollout_log_probs"]})
+            return self._put(batch, {"old_log_probs": data["rollout_log_probs"]}), compared
         if algorithm.importance_sampling == "token":
             padded = data.to_padded_tensor()
             weights, found = compute_rollout_correction_weights(
@@ -221,27 +242,30 @@ class LegoSteps(PPOTrainer):
             metrics.update({f"rollout_corr/{name}": value for name, value in found.items()})
             lengths = data["response_mask"].offsets().diff().tolist()
             rows = [row[:length] for row, length in zip(weights, lengths, strict=True)]
-            return self._put(batch, {"correction": torch.nested.as_nested_tensor(rows, layout=torch.jagged)})
-        return batch
+            return self._put(batch, {"correction": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}), compared
+        return batch, compared
 
-    def _compare(self, batch: KVBatchMeta, taken: Batch, metrics: dict[str, Any]) -> TensorDict:
-        """Fidelity of the scored batch into `metrics`; returns its log-probabilities and mask."""
+    def _compare(self, batch: KVBatchMeta, taken: Batch) -> tuple[TensorDict, Compared]:
+        """Log-probabilities and mask of the scored batch, and what fidelity is measured on."""
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
         rollout, trainer, mask = (data[name].values().float().numpy() for name in names)  # a GPU's may be bf16, which numpy has not
         owners = row_owners(batch.keys, taken.played)
-        metrics.update(routing_metrics([counts for counts in self.actor_rollout_wg.routing_counts() if counts is not None]))
+        replayed = [counts for counts in self.actor_rollout_wg.routing_counts() if counts is not None]
         columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
         if self._spec.monitors.lagged_fidelity:
             columns = columns._replace(sampler=self._under_their_weights(batch, columns))
-        metrics.update(fidelity_metrics(columns, owners.harnesses, owners.rollouts))
+        return data, Compared(columns, owners, replayed)
+
+    def _report_fidelity(self, compared: Compared, metrics: dict[str, Any]) -> None:
+        metrics.update(fidelity_metrics(compared.columns, compared.owners.harnesses, compared.owners.rollouts))
+        metrics.update(routing_metrics(compared.replayed))
         monitors, rate = self._spec.monitors, self._spec.trainer.learning_rate
         if math.isnan(self._first_difference):
             self._first_difference = metrics["lego/fidelity/mean_abs"]
         if not self._disagreed and (finding := disagreement(metrics, monitors.pearson, rate, self.global_steps, self._first_difference)):
             self._disagreed = True
             self.agent_loop_manager.reporter.report(finding)
-        return data
 
     def _under_their_weights(self, batch: KVBatchMeta, columns: LogProbs) -> NDArray[np.float32]:
         """`columns.trainer`, with the tokens of older weights computed again under those."""
@@ -262,8 +286,8 @@ class LegoSteps(PPOTrainer):
     def _put(self, batch: KVBatchMeta, columns: dict[str, torch.Tensor]) -> KVBatchMeta:
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch)))
 
-    def _update_branches(self, batch: KVBatchMeta, update: StepUpdate, metrics: dict[str, Any]) -> None:
-        """Train the rows with signal: epochs x mini-batches optimizer steps, whatever their number."""
+    def _update_branches(self, batch: KVBatchMeta, update: StepUpdate, *, whole: bool) -> list[dict[str, float]]:
+        """Train the rows with signal: epochs x mini-batches optimizer steps, whatever their number. Of a part: add to the gradients."""
         algorithm, length = self._spec.algorithm, dict(zip(batch.keys, (tag["seq_len"] for tag in batch.tags), strict=True))
         places = [row.minibatches[0] for row in update.rows]
         rows = [update.rows[n] for n in spread([length[row.key] for row in update.rows], places, self._spec.trainer.copies)]
@@ -284,9 +308,10 @@ class LegoSteps(PPOTrainer):
             "temperature": self.config.actor_rollout_ref.rollout.temperature,
             "calculate_entropy": False,
             "global_batch_size": 1,
+            "whole": whole,
         }
-        output = self.actor_rollout_wg.update_actor(trained)
-        metrics.update(update_metrics(tu.get(output, "metrics")))
+        steps: list[dict[str, float]] = tu.get(self.actor_rollout_wg.update_actor(trained), "metrics")
+        return steps
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int

@@ -44,11 +44,18 @@ class StepUpdate:
 
 
 def plan_update(
-    played: Sequence[PlayedGroup], algorithm: Algorithm, seed: int, *, version: int = 0, stale: Sequence[PlayedGroup] = ()
+    played: Sequence[PlayedGroup],
+    algorithm: Algorithm,
+    seed: int,
+    *,
+    version: int = 0,
+    stale: Sequence[PlayedGroup] = (),
+    groups: int | None = None,
 ) -> StepUpdate:
     """Rows of the rollouts whose group has signal; everything else is listed in the account with its reason.
 
-    `version` is that of the weights the step trains; `stale` are the groups dropped before it, which count in the account only.
+    `version` is that of the weights the step trains; `stale` are the groups dropped before it, which count in the account only. `groups` is
+    the number of those in the whole step when `played` is a part of it.
 
     With a KL term every scored rollout has rows, those without signal with weight 0: what holds the policy back is no signal, and their
     tokens stay listed as `zero_advantage`.
@@ -86,7 +93,7 @@ def plan_update(
     if algorithm.loss == "ppo":
         factors = token_factors(owners, tokens, total=max(trainable, 1), minibatches=algorithm.minibatches, global_batch_size=1)
     else:
-        factors = row_factors(owners, tokens, weights, groups=len(played), minibatches=algorithm.minibatches, global_batch_size=1)
+        factors = row_factors(owners, tokens, weights, groups=groups or len(played), minibatches=algorithm.minibatches, global_batch_size=1)
     batches = _minibatches(owners, tokens, len(advantages), algorithm.epochs, algorithm.minibatches, seed)
     rows = [
         Row(key, owner, count, advantages[owner] * factor, factor, share, batches[owner])

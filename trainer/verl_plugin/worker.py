@@ -20,6 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name, get_torch_device
 from verl.utils.transferqueue_utils import BatchMeta
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from trainer.engine.vllm import Probe
@@ -42,6 +43,8 @@ class LegoWorker(ActorRolloutRefWorker):
     (number) and, for each epoch e, `minibatch_e` (number of its mini-batch); with a KL term `kl_weight` (coefficient times factor), with
     importance sampling `correction` (per token)."""
 
+    actor_worker_cls = TinkerTrainingWorker
+    """verl's that can pass backward without a step."""
     objective: Objective
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -113,33 +116,45 @@ class LegoWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict | None:
-        """One optimizer step per mini-batch and epoch; a mini-batch without rows is skipped. Returns the metrics of each step."""
+        """One optimizer step per mini-batch and epoch; a mini-batch without rows is skipped. Returns the metrics of each step.
+
+        Not `whole`: a part of a step; its gradients are added to those that are there, and `finish_update` makes the step.
+        """
         epochs = tu.pop(data, key="epochs")
         minibatches = tu.pop(data, key="minibatches")
+        whole = tu.pop(data, key="whole", default=True)
         part, steps = Part(data), list[dict[str, float] | None]()
         for epoch in range(epochs):
             places = data[f"minibatch_{epoch}"].tolist() if len(data) else []
             for number in range(minibatches):
                 mine = [row for row, place in enumerate(places) if place == number]
                 if (batch := part.take(mine, _micro_batch(self.actor, training=True))) is not None:
-                    steps.append(self._optimizer_step(batch))
+                    steps.append(self._update(batch, whole))
         self.routing_counts()  # what was counted is of the pass at the step's start
         if not self.actor.engine.is_mp_src_rank_with_outputs():
             return None
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": steps})
 
-    def _optimizer_step(self, batch: TensorDict) -> dict[str, float] | None:
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def finish_update(self) -> float:
+        """The optimizer's step behind the parts. Returns the norm of the gradients before they are clipped."""
+        began = time.perf_counter()
+        norm = self.actor.optimizer_step().get("grad_norm", 0.0)
+        self._seconds += time.perf_counter() - began
+        return float(norm)
+
+    def _update(self, batch: TensorDict, whole: bool) -> dict[str, float] | None:
         if self.objective.ratio == "sequence":
             batch["log_ratio"] = self._log_ratios(batch)
         self._mark(batch, replayed=True)
         began = time.perf_counter()
-        output = self.actor.train_batch(batch)
+        output = self.actor.train_batch(batch) if whole else self.actor.forward_backward(batch)
         self._seconds += time.perf_counter() - began
         if output is None:
             return None
         metrics = tu.get(output, "metrics")
         sums = {name: sum(chain.from_iterable(metrics[name])) for name in SUMS}  # over ranks and micro-batches
-        return sums | {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}
+        return sums | {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
 
     def _log_ratios(self, batch: TensorDict) -> torch.Tensor:
         """log σ per row under the present weights for rollouts with several branches, wherever those lie; NaN for the others (the loss
