@@ -26,7 +26,8 @@ class Probe:
     log_probs: Sequence[float]
     """Of `ids[1:]`, at temperature 1, in nats."""
     tolerance: float
-    """Largest difference of a log-probability that the two programs' arithmetic explains, in nats."""
+    """Largest mean difference of a log-probability that the two programs' arithmetic explains, in nats. In bf16 a token differs by a nat
+    where a router just chose another expert; wrong weights move all tokens."""
 
 
 class VllmEngine:
@@ -121,9 +122,9 @@ class VllmEngine:
         asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = [output async for output in self._engine.generate(prompt, asked, request_id=uuid.uuid4().hex)]
         found = [entry[token].logprob for token, entry in zip(probe.ids[1:], outputs[-1].prompt_logprobs[1:], strict=True)]
-        difference = float(np.abs(np.subtract(found, probe.log_probs)).max())
+        difference = float(np.abs(np.subtract(found, probe.log_probs)).mean())
         if not difference <= probe.tolerance:
             raise EngineError(
-                f"vLLM does not compute with the weights of version {self.version}: its log-probabilities differ from the trainer's by up "
-                f"to {difference:.3g} nats, {probe.tolerance:g} are allowed. This build cannot take new weights of this model exactly"
+                f"vLLM does not compute with the weights of version {self.version}: its log-probabilities differ from the trainer's by "
+                f"{difference:.3g} nats on average, {probe.tolerance:g} are allowed. This build cannot take new weights of this model"
             )

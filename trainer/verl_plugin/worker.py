@@ -33,9 +33,9 @@ from .ranks import Part, gathered
 PROBE_TOKENS = 64
 FP32_TOLERANCE = 1e-3
 """Both sides compute in fp32 on a CPU: they agree to some 1e-5 nats."""
-BF16_TOLERANCE = 1.0
-"""On a GPU both compute in bf16, and a router may choose another expert: single tokens are some tenths of a nat apart. Wrong weights are by
-many nats."""
+BF16_TOLERANCE = 0.5
+"""On a GPU both compute in bf16. Measured with that type on vLLM's CPU build: 0.03 to 0.06 nats on average under a mixture of experts' own
+weights, 3.3 to 4.2 under another one's."""
 
 
 class LegoWorker(ActorRolloutRefWorker):
