@@ -10,6 +10,7 @@ from ..schemas.outcome import Stage
 from ..schemas.stages import Part, StageShare
 from ..schemas.states import Phase
 from ..schemas.trials import StageTiming
+from .status import counted
 
 PARTS = {
     Stage.IMAGE: Part.SANDBOX_SETUP,
@@ -22,8 +23,9 @@ PARTS = {
 
 
 def stage_shares(session: Session, run_id: str) -> list[StageShare]:
-    """Mean seconds per ended trial of each part, and its share of the whole; empty before the first trial has ended."""
-    ended = (Trial.run_id == run_id, Trial.kind != "", Trial.started.is_not(None), Trial.finished.is_not(None))
+    """Mean seconds per ended trial of each part, and its share of the whole; empty before the first trial has ended. Lost steps do not
+    count: their trials end when a trainer goes on."""
+    ended = (Trial.run_id == run_id, Trial.kind != "", Trial.started.is_not(None), Trial.finished.is_not(None), counted())
     trials, whole = session.execute(sa.select(sa.func.count(), sa.func.sum(Trial.finished - Trial.started)).where(*ended)).one()
     if not trials or not whole or whole <= 0:
         return []

@@ -18,7 +18,7 @@ def run_summaries(session: Session, run_id: str | None = None) -> list[RunSummar
     """All runs, newest first, or the one with this id (an empty list when there is none)."""
     trials = (
         sa.select(Trial.run_id, sa.func.count().label("all"), sa.func.count().filter(Trial.kind == "failed").label("failed"))
-        .where(_counts())
+        .where(counted())
         .group_by(Trial.run_id)
         .subquery()
     )
@@ -136,7 +136,7 @@ def step_rows(session: Session, run_id: str) -> list[StepRow]:
     return [StepRow(step=row.step, time=row.time, metrics=metrics.get(row.step, {})) for row in steps]
 
 
-def _counts() -> sa.ColumnElement[bool]:
+def counted() -> sa.ColumnElement[bool]:
     """Trials of steps that were not lost with a trainer and done again."""
     group = (Group.run_id == Trial.run_id, Group.group_id == Trial.group_id, Group.phase == Phase.SUPERSEDED)
     return ~sa.exists().where(*group)
@@ -152,7 +152,7 @@ def _outcomes(session: Session, run_id: str) -> dict[str, int]:
     """Termination of scored trials and cause of failed ones → count."""
     label = sa.func.coalesce(Trial.termination, Trial.cause)
     rows = session.execute(
-        sa.select(label, sa.func.count()).where(Trial.run_id == run_id, Trial.kind != "", _counts()).group_by(label).order_by(label)
+        sa.select(label, sa.func.count()).where(Trial.run_id == run_id, Trial.kind != "", counted()).group_by(label).order_by(label)
     )
     return {name: count for name, count in rows}
 

@@ -97,3 +97,11 @@ def test_time_goes_to_parts_and_the_rest_is_other(db: Database, run: str) -> Non
             Part.OTHER: 1.125,
         }
         assert start_trend(session, run) == [(2, 1.0)]
+
+
+def test_time_of_lost_steps_is_nobodys(db: Database, run: str) -> None:
+    """What was under way when the trainer died ends when another goes on, perhaps hours later."""
+    under_way = {"type": "trial", "trial_id": "e", "state": "queued", "stage": "queued", "group_id": "g", "sample": 4}
+    send(db, "another", [under_way, under_way | {"state": "running"}, {"type": "resumed", "step": 1, "attempt": 2}], at=9000)
+    with db.read() as session:
+        assert stage_shares(session, run) == [] and start_trend(session, run) == []
