@@ -138,4 +138,4 @@ def tasks_make(seed: int, n: int, held_out: bool, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="rl")  # which is how it is called

@@ -58,7 +58,9 @@ def purge(
             + "".join(f"\n  {e.run_id} {e.trial_id}: {e.cause}: {e.detail[:160]}" for e in entry.evidence)
         )
     if not manifest.removed:
-        click.echo(f"nothing to take out of {manifest.index}")
+        failed = [sum(records[task].failed.values()) for line in lines if (task := work.task_of(line)) in records]
+        where = f"{len(failed)} of its {len(lines)} tasks in {'these' if runs else 'all'} runs"
+        click.echo(f"nothing to take out of {manifest.index}: {sum(failed)} failed trials on {where}")
     elif do:
         click.echo(f"{len(manifest.removed)} tasks taken out; `rl purge --undo {manifest.path}` puts them back")
     else:

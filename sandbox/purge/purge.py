@@ -64,10 +64,15 @@ def read(index: Path) -> list[str]:
             lines = [line for line in place.read_text().splitlines() if line.strip()]
         else:
             lines = [check_task(task).model_dump_json() for task in sorted(path for path in index.iterdir() if path.is_dir())]
-        for line in lines:
-            TaskEntry.model_validate_json(line)
-    except (OSError, TaskError, ValidationError) as error:
+    except (OSError, TaskError, UnicodeDecodeError) as error:
         raise PurgeError(f"{place} is no index of tasks: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            TaskEntry.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = f" ({'.'.join(map(str, first['loc']))})" if first["loc"] else ""
+            raise PurgeError(f"{place} is no index of tasks: task {number} of it: {first['msg']}{where}") from error
     return lines
 
 
@@ -121,7 +126,8 @@ def undo(path: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise PurgeError(f"{path} is no manifest of a purge: {error}") from error
+        words = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise PurgeError(f"{path} is no manifest of a purge: {words}") from error
     present = _digest(manifest.index.read_bytes()) if manifest.index.exists() else None
     if present == manifest.before:
         return manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -30,12 +31,14 @@ class Record:
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
 
     def archives(self, run_id: str, steps: list[int]) -> list[ArchivedTrial]:
-        return TypeAdapter(list[ArchivedTrial]).validate_json(self._get(f"/api/runs/{run_id}/archives", {"step": steps}))
+        return TypeAdapter(list[ArchivedTrial]).validate_json(self._get(f"/api/runs/{quote(run_id, safe='')}/archives", {"step": steps}))
 
     def report(self, run_id: str, verifier: Verifier) -> RegradeReport:
-        return RegradeReport.model_validate_json(self._get(f"/api/runs/{run_id}/regrades", {"verifier": verifier}))
+        return RegradeReport.model_validate_json(self._get(f"/api/runs/{quote(run_id, safe='')}/regrades", {"verifier": verifier}))
 
     def tasks(self, runs: list[str]) -> list[TaskRecord]:
+        for run_id in runs:
+            self._get(f"/api/runs/{quote(run_id, safe='')}", {})
         return TypeAdapter(list[TaskRecord]).validate_json(self._get("/api/tasks", {"run": runs}))
 
     def _get(self, path: str, params: dict[str, Any]) -> bytes:
@@ -44,5 +47,14 @@ class Record:
         except httpx.HTTPError as error:
             raise NoRecord(f"the server at {self.url} does not answer ({error}): run `rl up`") from error
         if answer.is_error:
-            raise NoRecord(f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
+            raise NoRecord(_said(answer) or f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
         return answer.content
+
+
+def _said(answer: httpx.Response) -> str:
+    """The server's own words, where it has any."""
+    try:
+        detail = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return detail if isinstance(detail, str) and detail != "Not Found" else ""

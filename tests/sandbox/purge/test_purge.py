@@ -96,7 +96,10 @@ def test_without_a_server_or_an_index_it_says_what_to_do(tasks: Path, tmp_path: 
     asked = ["purge", str(tasks), "--data-dir", str(tmp_path / "none")]
     assert "rl up" in CliRunner().invoke(main, asked).output
     (tmp_path / "odd.jsonl").write_text("{}\n")
-    assert "is no index of tasks" in CliRunner().invoke(main, ["purge", str(tmp_path / "odd.jsonl")]).output
+    told = CliRunner().invoke(main, ["purge", str(tmp_path / "odd.jsonl")]).output
+    assert "is no index of tasks: task 1 of it: Field required (task)" in told and "pydantic" not in told
+    (tmp_path / "program").write_bytes(b"\x7fELF\xd0\n")
+    assert "is no index of tasks" in CliRunner().invoke(main, ["purge", str(tmp_path / "program")]).output
     assert "is no manifest" in CliRunner().invoke(main, ["purge", "--undo", str(tmp_path / "odd.jsonl")]).output
 
 
@@ -131,7 +134,8 @@ def test_over_a_real_server(tasks: Path, tmp_path: Path) -> None:
         assert not (tasks / "index.jsonl").exists()
         applied = CliRunner().invoke(main, [*asked, "--apply"])
         assert applied.exit_code == 0 and bad not in names(read(tasks))
-        assert "nothing to take out" in CliRunner().invoke(main, asked).output
+        assert "0 failed trials on 0 of its 5 tasks in all runs" in CliRunner().invoke(main, asked).output
+        assert "there is no run nope" in CliRunner().invoke(main, [*asked, "--run", "nope"]).output
     (manifest,) = tasks.glob("*.purged.json")
     assert CliRunner().invoke(main, ["purge", "--undo", str(manifest)]).exit_code == 0
     assert read(tasks) == lines
