@@ -16,6 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from server.schemas.runspec import RunSpec
 from server.spec import preset_names, resolve
+from trainer.launch import environment
 from trainer.launch.plan import trainer_plan
 
 BACKENDS = {
@@ -140,6 +141,23 @@ def test_the_papers_run_is_laid_out_over_three_nodes() -> None:
     assert rollout.checkpoint_engine.backend == "nccl"
     veomni = config.actor_rollout_ref.actor.veomni
     assert (veomni.ulysses_parallel_size, veomni.router_replay.mode) == (8, "R3")
+
+
+def test_passes_without_a_gradient_have_the_micro_batch_of_those_with_one() -> None:
+    policy = composed(spec_of("paper-qwen3.5-35b")).actor_rollout_ref
+    assert (policy.rollout.log_prob_micro_batch_size_per_gpu, policy.ref.log_prob_micro_batch_size_per_gpu) == (1, 1)
+
+
+@pytest.mark.parametrize(("attention", "named"), [("flash", None), ("sdpa", "sdpa")])
+def test_attention_is_verls_own_choice_or_pytorchs(attention: str, named: str | None) -> None:
+    spec = resolve({"extends": "single-node"}, {"trainer.attention": attention, "trainer.parallel.sequence": 1}).spec
+    assert composed(spec).actor_rollout_ref.model.override_config.get("attn_implementation") == named
+
+
+def test_a_cluster_of_the_runs_own_has_its_machines_gpus_and_room_for_verls_small_actors() -> None:
+    init = composed(spec_of("single-node")).ray_kwargs.ray_init
+    assert "num_gpus" not in init and init.num_cpus >= 8 * 3 + 8  # the place of a GPU reserves three
+    assert environment.settings("cuda")["VERL_PLATFORM"] == "nvidia" and environment.settings("cpu")["VERL_PLATFORM"] == "cpu"
 
 
 def test_megatron_splits_by_tensor_expert_and_context() -> None:
