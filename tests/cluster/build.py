@@ -62,15 +62,15 @@ def programs(cache: Path) -> Programs:
     if missing or not Path("/etc/debian_version").is_file():
         lacking = ", ".join(missing) or "its package sources"
         sys.exit(f"building the cluster needs Debian 12 and {lacking}: apt-get install dpkg-dev build-essential")
-    apt = _apt(cache)
+    env = apt(cache)
     print(f"building Kubernetes in {cache}: about nine CPU minutes, once", flush=True)
-    _unpack(cache, apt, found.tools)
-    _compile(cache, apt, found)
+    _unpack(cache, env, found.tools)
+    _compile(cache, env, found)
     shutil.rmtree(cache / "bin", ignore_errors=True)  # of a version before
     return found
 
 
-def _apt(cache: Path) -> dict[str, str]:
+def apt(cache: Path) -> dict[str, str]:
     """An apt of our own: this machine's package sources with source packages too, and no right to install."""
     state = cache / "apt"
     for name in ("lists/partial", "archives/partial", "sources.list.d"):
@@ -86,7 +86,7 @@ def _apt(cache: Path) -> dict[str, str]:
         f'Dir::State::Lists "{state}/lists";\nDir::Cache "{state}";\nAPT::Sandbox::User "{os.environ.get("USER") or "root"}";\n'
     )
     env = os.environ | {"APT_CONFIG": str(state / "apt.conf")}
-    _run(["apt-get", "update", "-qq"], cache, env)
+    run(["apt-get", "update", "-qq"], cache, env)
     return env
 
 
@@ -94,9 +94,9 @@ def _unpack(cache: Path, env: dict[str, str], tools: Path) -> None:
     packages = cache / "debs"
     packages.mkdir(exist_ok=True)
     tools.mkdir(exist_ok=True)
-    _run(["apt-get", "download", "-qq", *_GO, *_RUN], packages, env)
+    run(["apt-get", "download", "-qq", *_GO, *_RUN], packages, env)
     for package in sorted(packages.glob("*.deb")):
-        _run(["dpkg", "-x", str(package), str(tools)], packages, env)
+        run(["dpkg", "-x", str(package), str(tools)], packages, env)
     shutil.rmtree(packages)
 
 
@@ -104,10 +104,10 @@ def _compile(cache: Path, env: dict[str, str], found: Programs) -> None:
     source = cache / "source"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir()
-    _run(["apt-get", "source", "-qq", "kubernetes"], source, env)
+    run(["apt-get", "source", "-qq", "kubernetes"], source, env)
     tree = next(path for path in source.glob("kubernetes-*") if path.is_dir())
-    _run(["apt-get", "download", "-qq", _REFLECT], source, env)
-    _run(["dpkg", "-x", str(next(source.glob(f"{_REFLECT}_*.deb"))), str(source / "newer")], source, env)
+    run(["apt-get", "download", "-qq", _REFLECT], source, env)
+    run(["dpkg", "-x", str(next(source.glob(f"{_REFLECT}_*.deb"))), str(source / "newer")], source, env)
     vendored = tree / "vendor/github.com/modern-go/reflect2"
     shutil.rmtree(vendored)
     shutil.copytree(source / "newer/usr/share/gocode/src/github.com/modern-go/reflect2", vendored)
@@ -117,7 +117,7 @@ def _compile(cache: Path, env: dict[str, str], found: Programs) -> None:
     building = os.environ | found.env | _VERSION
     building |= {"GOROOT": str(go), "GOPATH": str(tree / ".go"), "GOCACHE": str(source / "cache"), "HOME": str(source), "GOPROXY": "off"}
     building |= {"CGO_ENABLED": "0", "GOMAXPROCS": "1", "GOFLAGS": "-p=1", "PATH": f"{go}/bin:{building['PATH']}"}
-    _run(["nice", "-n", "10", "make", "WHAT=" + " ".join(f"cmd/{name}" for name in BUILT)], tree / ".go/src/k8s.io/kubernetes", building)
+    run(["nice", "-n", "10", "make", "WHAT=" + " ".join(f"cmd/{name}" for name in BUILT)], tree / ".go/src/k8s.io/kubernetes", building)
     unfinished = cache / "bin-2.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -128,7 +128,8 @@ def _compile(cache: Path, env: dict[str, str], found: Programs) -> None:
     shutil.rmtree(source)
 
 
-def _run(argv: list[str], directory: Path, env: dict[str, str]) -> None:
+def run(argv: list[str], directory: Path, env: dict[str, str]) -> None:
+    """Raises SystemExit with the end of what the program said."""
     log = directory / "build.log"
     with log.open("ab") as output:
         if subprocess.run(argv, cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode != 0:

@@ -13,6 +13,9 @@ from typing import Literal
 
 Mode = Literal["rootful", "rootless"]
 
+_USER_ATTRIBUTES = (6, 6)
+"""The first Linux whose tmpfs has `user.*` attributes, in which an overlay notes that a directory of the tree below is gone."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -61,6 +64,11 @@ def judge(facts: Facts, mode: Mode) -> list[str]:
             found.append("a rootful sandbox needs root: run as root, or use mode `rootless`")
         elif not facts.capabilities >> 21 & 1:
             found.append("root has no CAP_SYS_ADMIN here (a container?): start the container with --privileged")
+    elif facts.kernel < _USER_ATTRIBUTES:
+        found.append(
+            f"Linux {facts.kernel[0]}.{facts.kernel[1]} keeps no user attributes in memory (tmpfs), so an agent without root could not "
+            "remove a directory of its task: use 6.6 or newer, or run as root"
+        )
     elif not facts.user_namespaces:
         found.append(
             "user namespaces are off: as root, run `sysctl -w user.max_user_namespaces=10000` and, where it exists, "

@@ -19,7 +19,7 @@ from sandbox.redteam.ordinary import as_ordinary_user
 GOOD = Facts(
     system="Linux",
     machine="x86_64",
-    kernel=(6, 1),
+    kernel=(6, 6),
     uid=0,
     overlay=True,
     user_namespaces=1000,
@@ -35,6 +35,8 @@ GOOD = Facts(
         (replace(GOOD, uid=1000, capabilities=0), "rootless", []),
         (replace(GOOD, system="Darwin", machine="arm64"), "rootless", ["this is Darwin on arm64"]),
         (replace(GOOD, kernel=(5, 15)), "rootful", ["Linux 5.15 is too old"]),
+        (replace(GOOD, kernel=(6, 1)), "rootful", []),
+        (replace(GOOD, kernel=(6, 1), uid=1000), "rootless", ["use 6.6 or newer, or run as root"]),
         (replace(GOOD, overlay=False), "rootful", ["modprobe overlay"]),
         (replace(GOOD, uid=1000), "rootful", ["run as root, or use mode `rootless`"]),
         (replace(GOOD, capabilities=0x000000A80425FB), "rootful", ["no CAP_SYS_ADMIN"]),
