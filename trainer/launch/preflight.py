@@ -83,9 +83,8 @@ def _packages(spec: RunSpec) -> Iterator[Trouble]:
                 fix="install it, or use fsdp2",
             )
     if trainer.attention == "flash" and not _installed("flash_attn"):
-        yield Trouble(
-            where="trainer.attention", message="flash-attn is not installed beside the trainer", fix="install it, or set attention: sdpa"
-        )
+        fix = "install it, or set attention: sdpa, with backend: fsdp2 and parallel.sequence: 1"
+        yield Trouble(where="trainer.attention", message="flash-attn is not installed beside the trainer", fix=fix)
     if trainer.cluster.rollout_nodes and not _installed("cupy"):
         lacking = "verl's NCCL transport between nodes needs CuPy, which is not installed"
         yield Trouble(
