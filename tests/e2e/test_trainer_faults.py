@@ -96,7 +96,9 @@ class World:
     def scrape(self) -> dict[str, float]:
         """The metrics of the run's proxy."""
         url = ProxyFile.model_validate_json(self.run.proxy_file.read_bytes()).metrics
-        answer = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {self.run.load().runner_token}"}, trust_env=False)
+        answer = httpx.get(
+            f"{url}/metrics", headers={"authorization": f"Bearer {self.run.load().runner_token}"}, trust_env=False, timeout=60
+        )
         return {sample.name: sample.value for family in text_string_to_metric_families(answer.text) for sample in family.samples}
 
     def under_way(self) -> bool:

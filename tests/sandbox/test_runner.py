@@ -40,7 +40,7 @@ async def service(room: Room) -> AsyncIterator[tuple[httpx.AsyncClient, Path]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60, trust_env=False) as client:
             yield client, root / "spool" / "runner.jsonl"
         server.should_exit = True
         await serving

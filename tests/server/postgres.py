@@ -16,6 +16,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+_PATIENCE_S = 120
+
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
@@ -28,11 +30,9 @@ def postgres_server() -> Iterator[str]:
     try:
         if user is not None:
             shutil.chown(root, user)
-        port = _free_port()
         _run([bin_dir / "initdb", "-D", root / "db", "-U", "lego", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C"], user, root)
-        options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories='' -c fsync=off"
-        pg_ctl: list[str | Path] = [bin_dir / "pg_ctl", "-D", root / "db", "-w", "-l", root / "log"]
-        _run([*pg_ctl, "-o", options, "start"], user, root)
+        pg_ctl: list[str | Path] = [bin_dir / "pg_ctl", "-D", root / "db", "-w", "-t", str(_PATIENCE_S), "-l", root / "log"]
+        port = _start(pg_ctl, user, root)
         try:
             yield f"postgresql://lego@127.0.0.1:{port}/postgres"
         finally:
@@ -63,10 +63,21 @@ def _unprivileged_user() -> str | None:
     return "postgres" if "postgres" in users else "nobody"
 
 
-def _run(command: list[str | Path], user: str | None, cwd: Path) -> None:
-    done = subprocess.run(command, user=user, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    if done.returncode != 0:
+def _start(pg_ctl: list[str | Path], user: str | None, root: Path) -> int:
+    """The port that it listens on. One that was free may be somebody's by then: it is tried with others before the tests are skipped."""
+    for last in (False, False, True):
+        port = _free_port()
+        options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories='' -c fsync=off"
+        if _run([*pg_ctl, "-o", options, "start"], user, root, needed=last):
+            break
+    return port
+
+
+def _run(command: list[str | Path], user: str | None, cwd: Path, needed: bool = True) -> bool:
+    done = subprocess.run(command, user=user, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S * 2)
+    if done.returncode != 0 and needed:
         pytest.skip(f"PostgreSQL does not run here: {done.stderr.strip()[-300:]}")
+    return done.returncode == 0
 
 
 def _free_port() -> int:

@@ -47,7 +47,7 @@ def test_a_server_says_where_it_listens_while_it_does(tmp_path: Path) -> None:
     data = DataDir(tmp_path / "made" / "here")
     with serving(data.root) as server:
         assert psutil.Process(server.pid).create_time() == pytest.approx(server.create_time, abs=1)
-        info = httpx.get(f"{server.url}/api/info", trust_env=False).json()
+        info = httpx.get(f"{server.url}/api/info", trust_env=False, timeout=60).json()
         assert info["data_dir"] == str(data.root)
         assert (data.token.stat().st_mode & 0o777, data.root.stat().st_mode & 0o777) == (0o600, 0o700)
         assert refused(data.root, "--port", "0") == f"error: another server runs on {data.root}: use it, or choose another --data-dir"

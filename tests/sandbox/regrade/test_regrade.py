@@ -121,7 +121,7 @@ def regrade(data: DataDir, *arguments: str) -> dict[str, Any]:
 
 
 def rewards(url: str) -> dict[str, int | None]:
-    rows = httpx.get(f"{url}/api/runs/r1/trials").raise_for_status().json()
+    rows = httpx.get(f"{url}/api/runs/r1/trials", timeout=60).raise_for_status().json()
     return {row["trial_id"]: row["outcome"].get("reward") for row in rows}
 
 
@@ -130,7 +130,7 @@ def rewards(url: str) -> dict[str, int | None]:
 def test_archived_work_is_judged_again_and_both_verdicts_are_kept(finished: tuple[DataDir, str]) -> None:
     data, url = finished
     assert rewards(url) == {"solved": 1, "idle": 0, "cheat": 0}
-    archives = {row["trial_id"]: row for row in httpx.get(f"{url}/api/runs/r1/archives").json()}
+    archives = {row["trial_id"]: row for row in httpx.get(f"{url}/api/runs/r1/archives", timeout=60).json()}
     assert archives.keys() == SCRIPTS.keys()
     diff = [path for _, path, _, _ in load(data.runs / "r1" / archives["solved"]["path"])]
     assert diff == ["calc.py"]  # neither tests nor solution
@@ -152,7 +152,7 @@ def test_archived_work_is_judged_again_and_both_verdicts_are_kept(finished: tupl
         "cheat": (0, 1),
     }
     assert rewards(url) == {"solved": 1, "idle": 0, "cheat": 0}  # the first verdict stays
-    series = httpx.get(f"{url}/runs/r1/series.json", headers={"accept": "application/json"}).json()
+    series = httpx.get(f"{url}/runs/r1/series.json", headers={"accept": "application/json"}, timeout=60).json()
     assert series["reward"] == [pytest.approx(1 / 3)] and series["regraded"] == [pytest.approx(2 / 3)]
 
 
@@ -166,7 +166,7 @@ def test_a_shared_verifier_pays_the_cheat_and_counts_for_nothing(finished: tuple
     separate, shared = regrade(data), regrade(data, "--verifier", "shared")
     assert (separate["agreement"], separate["changed"]) == (1.0, [])
     assert {row["trial_id"]: row["again"]["reward"] for row in shared["changed"]} == {"cheat": 1}
-    series = httpx.get(f"{url}/runs/r1/series.json", headers={"accept": "application/json"}).json()
+    series = httpx.get(f"{url}/runs/r1/series.json", headers={"accept": "application/json"}, timeout=60).json()
     assert series["regraded"] == [pytest.approx(1 / 3)]
 
 
@@ -194,7 +194,7 @@ def test_a_killed_regrade_goes_on_where_it_was(finished: tuple[DataDir, str]) ->
 @pytest.mark.slow
 def test_a_diff_that_was_changed_on_disk_is_not_graded(finished: tuple[DataDir, str]) -> None:
     data, url = finished
-    archive = next(row for row in httpx.get(f"{url}/api/runs/r1/archives").json() if row["trial_id"] == "idle")
+    archive = next(row for row in httpx.get(f"{url}/api/runs/r1/archives", timeout=60).json() if row["trial_id"] == "idle")
     path = data.runs / "r1" / archive["path"]
     kept = path.read_bytes()
     path.write_bytes(b"[]  ")

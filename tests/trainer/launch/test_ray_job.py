@@ -107,7 +107,9 @@ def jobs_of(address: str, run: RunDir) -> dict[str, str]:
 
 def listed(address: str) -> list[dict[str, str]]:
     """Over HTTP: Ray's client reads its token once per process, and this one may have had another."""
-    answer = httpx.get(f"{address}/api/jobs/", headers={"authorization": f"Bearer {os.environ['RAY_AUTH_TOKEN']}"}, trust_env=False)
+    answer = httpx.get(
+        f"{address}/api/jobs/", headers={"authorization": f"Bearer {os.environ['RAY_AUTH_TOKEN']}"}, trust_env=False, timeout=60
+    )
     jobs: list[dict[str, str]] = answer.raise_for_status().json()
     return jobs
 

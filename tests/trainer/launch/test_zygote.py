@@ -36,7 +36,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert parent.stdout is not None and parent.stdin is not None
     yield Path(parent.stdout.readline().strip())
     parent.stdin.close()
-    assert parent.wait(timeout=20) == 0
+    assert parent.wait(timeout=120) == 0
 
 
 def worker(tmp_path: Path, source: str) -> Path:
@@ -47,7 +47,7 @@ def worker(tmp_path: Path, source: str) -> Path:
 
 
 def run(interpreter: Path, *args: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(interpreter), *args], capture_output=True, text=True, timeout=30, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run([str(interpreter), *args], capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def test_a_worker_is_a_fork_with_its_own_arguments_environment_and_exit_code(interpreter: Path, tmp_path: Path) -> None:

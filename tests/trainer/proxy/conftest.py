@@ -93,7 +93,7 @@ async def rollout(proxy: Proxy, engine: ScriptedEngine, rendering: Rendering, li
     sampling = Sampling(temperature=1.0, max_tokens=500, stop_token_ids=rendering.stop_token_ids)
     url = await proxy.open("r-1", key, sampling, limits, harness="test")
     # Plain HTTP: loading certificates would cost 0.2 s a client. The SDKs want their own httpx.
-    async with httpx.AsyncClient(verify=False) as http, httpx2.AsyncClient(verify=False) as sdk:  # noqa: S501
+    async with httpx.AsyncClient(verify=False, timeout=60) as http, httpx2.AsyncClient(verify=False, timeout=60) as sdk:  # noqa: S501
         openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=sdk)
         anthropic = AsyncAnthropic(base_url=url, api_key=key, max_retries=0, http_client=sdk)
         yield Rollout(proxy, engine, "r-1", url, key, openai, anthropic, http)

@@ -87,7 +87,7 @@ async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
     url = await proxy.open("r", "k", Sampling(1.0, 3000, ()), Limits(5, 4000), "test")
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello."}]}
     async with (
-        httpx.AsyncClient(verify=False) as http,  # noqa: S501 plain HTTP
+        httpx.AsyncClient(verify=False, timeout=60) as http,  # noqa: S501 plain HTTP
         http.stream("POST", f"{url}/v1/chat/completions", json=body, headers={"x-api-key": "k"}) as answer,
     ):
         parts = answer.aiter_text()

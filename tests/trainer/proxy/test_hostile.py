@@ -194,7 +194,7 @@ async def raw(rollout: Rollout, *parts: bytes, read: bool = True) -> bytes:
         for part in parts:
             writer.write(part)
             await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await reader.read() if read else b""
     finally:
         writer.close()

@@ -110,7 +110,9 @@ async def test_a_connection_that_ended_leaves_nothing(scraped: Scraped) -> None:
     """Not even for as long as a silent client has to send its first request."""
     scraped.engine.write = lambda: say("hi")
     for _ in range(3):
-        async with httpx.AsyncClient(base_url=scraped.rollout.base_url, headers=scraped.rollout.headers, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=scraped.rollout.base_url, headers=scraped.rollout.headers, trust_env=False, timeout=60
+        ) as client:
             assert (await client.post("/v1/chat/completions", json=HELLO)).status_code == 200
 
     def nothing_left() -> bool:

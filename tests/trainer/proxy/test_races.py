@@ -31,7 +31,7 @@ async def read(
 ) -> tuple[int, str]:
     """Status and everything that came before the end of the answer. `seen` is set when some text has come."""
     parts: list[str] = []
-    async with http.stream("POST", f"{url}/v1/messages", json=body(text, stream), headers={"x-api-key": key}, timeout=30) as answer:
+    async with http.stream("POST", f"{url}/v1/messages", json=body(text, stream), headers={"x-api-key": key}, timeout=60) as answer:
         async for part in answer.aiter_text():
             parts.append(part)
             if seen is not None and "text." in part:
@@ -81,7 +81,7 @@ async def test_sixty_four_clients_at_once_and_half_of_them_closed(engine: Script
     engine.write = lambda: "Fine.<|im_end|>"
     engine.gate = gate
     urls = [await proxy.open(f"r-{i}", f"key-{i}", SAMPLING, Limits(20, 20_000), "test") for i in range(64)]
-    async with httpx.AsyncClient(verify=False, limits=httpx.Limits(max_connections=100)) as http:  # noqa: S501 plain HTTP
+    async with httpx.AsyncClient(verify=False, timeout=60, limits=httpx.Limits(max_connections=100)) as http:  # noqa: S501 plain HTTP
         asking = [asyncio.create_task(read(http, url, f"key-{i}", str(i), stream=i % 3 > 0)) for i, url in enumerate(urls)]
         await until(lambda: engine.started == 64)
         closed = await asyncio.gather(*(proxy.close(f"r-{i}") for i in range(0, 64, 4)))
