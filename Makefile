@@ -19,6 +19,7 @@ help:
 	@echo "make test       the whole test suite (make test-fast | test-slow | test-trainer for a part)"
 	@echo "make test-properties  the property tests with twenty times as many examples, new ones each time (about ten minutes, not part of make test)"
 	@echo "make test-cluster  the Kubernetes environment on a real one-node cluster (root, Debian 12; builds it once, not part of make test)"
+	@echo "make test-cgroup2  the sandboxes on a kernel with cgroup version 2 alone (root, Debian 12; a kernel in user mode; not part of make test)"
 	@echo "make test-vllm  the trainer on real vLLM (its CPU build, in an environment that is made once; not part of make test)"
 	@echo "make install    control plane, plugin, sandbox and trainer in .venv (install-light: control plane and plugin only)"
 	@echo "make lint typecheck"
@@ -58,6 +59,10 @@ soak: install-dev
 # The sandboxes and the RayJob launcher on Kubernetes from Debian's source package: about nine CPU minutes the first time, then cached.
 test-cluster: install-dev
 	$(BIN)/python -m tests.cluster.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k cluster tests/cluster tests/sandbox/environments tests/sandbox/kubernetes tests/trainer/kuberay/test_cluster.py
+
+# The namespace and Docker sandboxes under a kernel with version 2 of cgroups alone and project quotas: User-Mode Linux from Debian's packages.
+test-cgroup2: install-dev
+	$(BIN)/python -m tests.uml.up $(BIN)/python -m pytest -p no:cacheprovider -rs $(PYTEST_ARGS) -k "cgroup or version or rootful or uml" tests/uml tests/sandbox/environments/test_cgroup2.py tests/sandbox/environments/test_contract.py
 
 # Real vLLM on the CPU in an environment of its own (6.5 GB in the user's cache directory), with a training run whose rollouts it generates.
 test-vllm: install-dev

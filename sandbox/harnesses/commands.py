@@ -115,9 +115,12 @@ def harness_prune(names: tuple[str, ...], do: bool, store: Store, as_json: bool)
 
     What a live run uses stays. Nothing is removed without `--apply`.
     """
-    found = prune.old(store, _named(names))
-    free = [row for row in found if not row.in_use]
-    gone = prune.remove(store, free) if do else []
+    try:
+        found = prune.old(store, _named(names))
+        free = [row for row in found if not row.in_use]
+        gone = prune.remove(store, free) if do else []
+    except OSError as error:
+        raise click.ClickException(f"{store.root} cannot be pruned: {error}") from error
     rows = [{"name": row.name, "path": str(row.tree), "bytes": row.bytes, "in_use": row.in_use, "removed": row in gone} for row in found]
     if as_json:
         click.echo(json.dumps(rows))

@@ -27,7 +27,11 @@ found = {"open": [], "interfaces": [], "status": {}}
 for host, port in json.loads(sys.argv[1]):
     near = host in ("127.0.0.1", "::1")
     for kind in (socket.SOCK_STREAM,) if near else (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind) as connection:
+        try: made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
+        except OSError as error:
+            if error.errno == errno.EAFNOSUPPORT: continue  # a machine without IPv6
+            raise
+        with made as connection:
             connection.settimeout(2)
             try: connection.connect((host, port))
             except OSError as error:

@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ sh bash env cat chmod chown cp cut dd df du echo expr false find grep head hostn
 pkill printf ps pwd readlink rm rmdir sed seq sleep sort stat sync tail tar tee test timeout touch tr true truncate uname uniq wc which
 xargs yes git mount umount unshare prlimit setsid nohup getent ip perl fallocate flock diff
 """
-_UP_S = 30
+_UP_S = 180
 _GROUPS = ("memory", "cpu", "cpuacct", "cpu,cpuacct", "pids", "freezer", "devices", "blkio", "cpuset", "hugetlb", "net_cls", "perf_event",
            "net_prio", "net_cls,net_prio", "rdma", "misc", "systemd", "unified", "")  # fmt: skip
 
@@ -60,14 +60,31 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def engine(*arguments: str, listener: socket.socket | None = None) -> Iterator[TestEngine]:
-    """`arguments` are more options of `dockerd`, which also listens on `listener`. RuntimeError with the end of its log if it fails."""
+def engine(
+    *arguments: str,
+    listener: socket.socket | None = None,
+    network: str = "--bip 198.18.10.1/24",
+    storage: Callable[[Path], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Iterator[TestEngine]:
+    """`arguments` are more options of `dockerd`, which also listens on `listener`; `storage` mounts what its data lies in, if anything.
+
+    RuntimeError with the end of its log if it fails.
+    """
     root = Path(tempfile.mkdtemp(prefix="lego-engine-"))
     parent = f"lego-engine-{secrets.token_hex(4)}"
+    (root / "data").mkdir()
+    try:
+        with storage(root / "data"):
+            yield from _engine(root, parent, (network, *arguments), listener)
+    finally:
+        _remove(root, parent)
+
+
+def _engine(root: Path, parent: str, arguments: tuple[str, ...], listener: socket.socket | None) -> Iterator[TestEngine]:
     # A socket made out here is handed over as systemd does it: the engine has no network that we could reach.
     handed = f"exec 3<&{listener.fileno()}; export LISTEN_PID=$$ LISTEN_FDS=1; set -- -H fd://;" if listener else ""
     paths = f"--data-root {root}/data --exec-root {root}/exec --pidfile {root}/pid -H unix://{root}/docker.sock"
-    options = f"--bip 198.18.10.1/24 --cgroup-parent {parent} --storage-driver overlay2 {' '.join(arguments)}"
+    options = f"--cgroup-parent {parent} --storage-driver overlay2 {' '.join(arguments)}"
     command = f'ip link set lo up 2>/dev/null; {handed} exec dockerd "$@" {paths} {options}'
     namespaces = ["unshare", "-m", "-n", "-p", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     with (root / "log").open("wb") as log:
@@ -86,7 +103,6 @@ def engine(*arguments: str, listener: socket.socket | None = None) -> Iterator[T
     finally:
         process.kill()  # with --kill-child its child, process 1 of the namespace, goes too, and so does everything in it
         process.wait()
-        _remove(root, parent)
 
 
 @contextlib.contextmanager
