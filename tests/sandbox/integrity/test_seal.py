@@ -266,6 +266,7 @@ def test_tests_under_a_name_that_is_not_run_are_refused(tmp_path: Path) -> None:
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_a_test_that_fails_is_tried_again_only_after_the_answers_were_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tasks").mkdir()
     task(tmp_path / "tasks", IMPORTS + "def test_a():\n    assert add(1, 1) == 2\n")

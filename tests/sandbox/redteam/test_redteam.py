@@ -6,12 +6,13 @@ import os
 import resource
 import tempfile
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 import pytest
 
 from sandbox.environments.namespace.preflight import problems
-from sandbox.integrity import gitview, hidden
+from sandbox.integrity import gitview, grade, hidden
 from sandbox.redteam.exploit import Exploit
 from sandbox.redteam.ordinary import as_ordinary_user
 from sandbox.redteam.play import EXPLOITS, Row, controls, holes, play
@@ -128,3 +129,15 @@ def test_where_tests_run_once_as_they_are_code_that_reads_or_patches_them_earns_
     names = {"equals-everything", "reads-its-answers-from-the-tests", "patches-the-runner-for-hidden-tests-only", "replaces-the-tests"}
     assert [row["reward"] for row in asyncio.run(play(named(names)))] == [1, 1, 1, 1]
     assert hidden.DIRECTORY == "tests"
+
+
+def test_with_its_memory_open_the_judge_of_values_gives_the_answers_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They then pass where tests run without them, and only twins stop that code."""
+    attack = named({"looks-for-the-answers-in-its-judge"})
+    assert [row["outcome"] for row in asyncio.run(play(attack))] == ["completed"]
+    text = grade.INSIDE.read_text()
+    opened = text.replace('if os.stat("/proc/self").st_uid == uid:', "if True:").replace("prctl(4, 0, 0, 0, 0)", "prctl(4, 1, 0, 0, 0)")
+    (tmp_path / "inside.py").write_text(opened)
+    monkeypatch.setattr("sandbox.integrity.grade.INSIDE", tmp_path / "inside.py")
+    assert [row["outcome"] for row in asyncio.run(play(attack))] == ["tampered"]
+    assert opened != text
