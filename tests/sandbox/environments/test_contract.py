@@ -466,8 +466,7 @@ async def test_two_sandboxes_do_not_see_each_other(place: Place) -> None:
     code = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('\\0mine'); s.listen(); "
     code += "t = socket.create_server(('127.0.0.1', 9000)); time.sleep(600)"
     background = asyncio.create_task(one.exec(["python3", "-c", code]))
-    await until(lambda: processes("9000)"))
-    await asyncio.sleep(0.2)
+    await python(one, "import socket, time\nwhile socket.socket().connect_ex(('127.0.0.1', 9000)): time.sleep(0.01)")
     assert (await two.exec("ls /tmp /dev/shm /home/agent /workspace | grep mine; pgrep -U agent -x sleep")).stdout == b""
     code = (
         "import socket; s = socket.socket(socket.AF_UNIX); print(s.connect_ex('\\0mine'), socket.socket().connect_ex(('127.0.0.1', 9000)))"

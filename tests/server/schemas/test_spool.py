@@ -75,7 +75,7 @@ def test_every_event_arrives_once_and_in_order(tmp_path: Path, sink: Sink) -> No
         reporter = Reporter(url, "r1", "secret", "trainer", tmp_path)
         for i in range(500):
             reporter.report(log_event(i))
-        assert reporter.close()
+        assert reporter.close(timeout_s=60)
     assert sink.events == {i + 1: f"log-{i}" for i in range(500)}
     assert sink.tokens == {"Bearer secret"}
 
@@ -91,7 +91,7 @@ def test_a_restarted_producer_goes_on_where_the_file_ends(tmp_path: Path) -> Non
     with listening(sink) as url:
         second = Reporter(url, "r1", "t", "runner", tmp_path)
         second.report(log_event(2))
-        assert second.close()
+        assert second.close(timeout_s=60)
     assert sink.events == {1: "log-0", 2: "log-1", 3: "log-2"}
 
 
