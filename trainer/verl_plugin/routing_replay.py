@@ -30,18 +30,18 @@ class ReplayEngine(FSDPEngineWithLMHead):
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         inputs, outputs = super().prepare_model_inputs(micro_batch)
         routes = micro_batch.get("routed_experts", None)
-        self.replay.load(None if routes is None else self.in_order_of_inputs(routes, inputs["input_ids"].shape, outputs))
+        self.replay.load(None if routes is None else self.in_order_of_inputs(routes, outputs))
         return inputs, outputs
 
-    def in_order_of_inputs(self, routes: torch.Tensor, shape: torch.Size, outputs: dict[str, Any]) -> torch.Tensor:
-        """[tokens, layers, top_k] of this rank's input, which is the rows laid end to end, padded behind and, under sequence parallelism,
-        cut into equal parts."""
+    def in_order_of_inputs(self, routes: torch.Tensor, outputs: dict[str, Any]) -> torch.Tensor:
+        """[tokens, layers, top_k] of what this rank computes: the rows laid end to end, padded behind and, under sequence parallelism, cut
+        into equal parts."""
         padded = nn.functional.pad(routes.values(), (0, 0, 0, 0, 0, outputs["pad_size"]))
         rank = self.ulysses_device_mesh["sp"].get_local_rank() if self.ulysses_device_mesh is not None else 0
-        return padded[rank * shape[-1] : (rank + 1) * shape[-1]]
+        return padded.chunk(self.ulysses_sequence_parallel_size)[rank]
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
 class CpuReplayEngine(ReplayEngine, SideBySideEngine):
-    def in_order_of_inputs(self, routes: torch.Tensor, shape: torch.Size, outputs: dict[str, Any]) -> torch.Tensor:
+    def in_order_of_inputs(self, routes: torch.Tensor, outputs: dict[str, Any]) -> torch.Tensor:
         return side_by_side(routes).flatten(0, 1)

@@ -50,13 +50,13 @@ def prepare(port: str, rank: int = 0, world: int = 1) -> None:
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
 
 
-def make_worker(model: str) -> Any:
+def make_worker(model: str, **engine: Any) -> Any:
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
-    from verl.workers.engine_workers import TrainingWorker
+    from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
     fp32 = {"param_dtype": "fp32", "reduce_dtype": "fp32"}
-    worker = TrainingWorker(
+    worker = TinkerTrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=HFModelConfig(
@@ -74,6 +74,7 @@ def make_worker(model: str) -> Any:
                 use_dynamic_bsz=True,
                 max_token_len_per_gpu=4096,
                 infer_max_token_len_per_gpu=4096,
+                **engine,
             ),
             optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
             checkpoint_config=CheckpointConfig(),

@@ -3,7 +3,7 @@
 Three groups with failures: one with signal whose first and last rollout have two branches, one without signal, one lone survivor. All
 cases go on from the weights and optimizer state of the one before, in verl and by hand, so the captured log-probs lag more and more.
 
-usage: python -m tests.trainer.verl_plugin.update_probe MODEL_DIR PORT RANK WORLD
+usage: python -m tests.trainer.verl_plugin.update_probe PORT RANK WORLD MODEL_DIR SEQUENCE [MODEL_DIR SEQUENCE]...
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Case:
     micro_batch: int | None = None
     only: str | None = None
     """Of all rollouts with rows, train this one."""
+    in_parts: bool = False
     """Train a group at a time, with one optimizer step behind them."""
     clip: tuple[float, float] = CLIP
 
@@ -44,6 +45,7 @@ CASES = [
     Case("gspo_apart", steps=1, minibatches=4, clip=WIDE),
     Case("gspo_by_rows", steps=1, micro_batch=2, clip=WIDE),
     Case("gspo_alone", steps=1, only="a_1", clip=WIDE),
+    Case("gspo_in_parts", steps=1, clip=WIDE, in_parts=True),
     Case("grpo", "grpo"),
     Case("ppo", "ppo"),
     Case("gspo_kl", kl=True),
@@ -53,13 +55,21 @@ CASES = [
 ]
 
 
-def main(model: str, port: str, rank: str, world: str) -> None:
-    from tests.trainer.verl_plugin.replay_probe import make_worker, prepare
+def main(port: str, rank: str, world: str, *models: str) -> None:
+    from tests.trainer.verl_plugin.replay_probe import prepare
 
     prepare(port, int(rank), int(world))
+    answers = [trained(models[i], int(rank), int(world), int(models[i + 1])) for i in range(0, len(models), 2)]
+    if rank == "0":
+        sys.stdout.write("\n" + json.dumps(answers) + "\n")
+
+
+def trained(model: str, rank: int, world: int, sequence: int) -> dict[str, Any]:
+    """`sequence` ranks share each sequence and have the same rows."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    from tests.trainer.verl_plugin.replay_probe import make_worker
     from trainer.verl_plugin.loss import Objective
     from trainer.verl_plugin.worker import LegoWorker
 
@@ -67,7 +77,9 @@ def main(model: str, port: str, rank: str, world: str) -> None:
     optimizer = torch.optim.AdamW(reference.parameters(), lr=LR, betas=(0.9, 0.999), weight_decay=0.01)
     rows = make_rows(reference)
     worker = LegoWorker.__new__(LegoWorker)  # what it needs here; the rest wants a Ray actor
-    worker.actor, worker.enable_routing_replay, worker._kept, worker._seconds = make_worker(model), False, {}, 0.0
+    worker.actor = make_worker(model, ulysses_sequence_parallel_size=sequence, param_offload=True, optimizer_offload=True)
+    worker.enable_routing_replay, worker._kept, worker._seconds = False, {}, 0.0
+    place, copies = rank // sequence, world // sequence
     worker.keep_weights(0, 0)
     answer: dict[str, Any] = {"cases": {}}
     for case in CASES:
@@ -79,16 +91,32 @@ def main(model: str, port: str, rank: str, world: str) -> None:
         )  # fmt: skip
         if case.recomputed:
             answer |= gaps(worker, reference, rows["start"])  # behind this case the two go apart, which is its point
-            answer |= looks(worker, reference, rows, int(rank), int(world))
+            answer |= looks(worker, reference, rows, place, copies)
+            answer |= alignment(worker, rows) if sequence > 1 else {}
             with torch.no_grad():
                 rows["base"] = [log_probs(reference, ids, prompt) for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]
-        planned = plan(rows, case, int(world))
-        metrics = worker.update_actor(part(batch(rows, case, planned), int(rank), int(world)))["metrics"]
+        planned = plan(rows, case, copies)
+        metrics = update(worker, rows, case, planned, place, copies)
         by_hand = train_by_hand(reference, optimizer, rows, case, planned)
         fields = ("loss", "grad_norm", "rollouts", "clipped", "kl")
         answer["cases"][case.name] = {"by_hand": by_hand} | {field: [step[field] for step in metrics] for field in fields}
-    if rank == "0":
-        sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    return answer
+
+
+def update(worker: Any, rows: dict[str, Any], case: Case, planned: list[Any], rank: int, world: int) -> list[dict[str, float]]:
+    from trainer.verl_plugin.parts import one_update
+
+    if not case.in_parts:
+        output = worker.update_actor(part(batch(rows, case, planned), rank, world))
+        return [] if output is None else list(output["metrics"])
+    parts = []
+    for rollout in sorted({row.rollout for row in planned}):
+        members = batch(rows, case, [row for row in planned if row.rollout == rollout])
+        worker.compute_log_prob(part(members, rank, world))  # scored between the others' gradients
+        output = worker.update_actor(part(members, rank, world))
+        parts += [] if output is None else output["metrics"]
+    norm = worker.finish_update()
+    return [one_update(parts, norm)] if parts else []
 
 
 def part(data: Any, rank: int, world: int) -> Any:
@@ -113,8 +141,8 @@ def looks(worker: Any, reference: Any, rows: dict[str, Any], rank: int, world: i
     from verl.workers.utils.padding import response_from_nested
 
     def gap(found: Any, data: Any, wanted: list[Any]) -> float:
-        if not isinstance(found, TensorDict):
-            assert len(data) == 0
+        if not isinstance(found, TensorDict):  # a rank without rows, or without the model's output
+            assert len(data) == 0 or found is None
             return 0.0
         pairs = zip(response_from_nested(found["log_probs"], data["response_mask"]).unbind(), wanted, strict=True)
         return max(float((new - by_hand).abs().max()) for new, by_hand in pairs)
@@ -122,7 +150,7 @@ def looks(worker: Any, reference: Any, rows: dict[str, Any], rank: int, world: i
     probe = worker.probe()
     with torch.no_grad():
         answers = [log_probs(reference, ids, prompt) for ids, (prompt, _) in zip(rows["ids"], SHAPES, strict=True)]
-        probed = log_probs(reference, torch.tensor(probe.ids), 1)
+        probed = probe and log_probs(reference, torch.tensor(probe.ids), 1)
     data = batch(rows, Case(""), plan(rows, Case(""), world))
     numbers = data["number"].tolist()
     mine = part(data, rank, world)
@@ -134,10 +162,8 @@ def looks(worker: Any, reference: Any, rows: dict[str, Any], rank: int, world: i
     tu.assign_non_tensor(older, version=0)
     first = gap(worker.compute_log_prob_under(older), older, [rows["old"][n] for n in places])
     again = gap(worker.compute_log_prob(part(data, rank, world)), mine, [answers[n] for n in places])
-    return {
-        "probe_gap": float((torch.tensor(probe.log_probs) - probed).abs().max()), "present_gap": present, "alone_gap": alone,
-        "first_gap": first, "again_gap": again,
-    }  # fmt: skip
+    of_probe = float((torch.tensor(probe.log_probs) - probed).abs().max()) if probe else 0.0
+    return {"probe_gap": of_probe, "present_gap": present, "alone_gap": alone, "first_gap": first, "again_gap": again}
 
 
 def gaps(worker: Any, reference: Any, start: list[Any]) -> dict[str, float]:
@@ -146,6 +172,32 @@ def gaps(worker: Any, reference: Any, start: list[Any]) -> dict[str, float]:
     gap = max(float((trained[name] - expected[name]).abs().max()) for name in expected)
     moved = max(float((now - then).abs().max()) for now, then in zip(reference.parameters(), start, strict=True))
     return {"parameter_gap": gap, "moved": moved}
+
+
+def alignment(worker: Any, rows: dict[str, Any]) -> dict[str, int]:
+    """Tokens of all ranks' inputs that carry the routes meant for them, and others."""
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    engine = worker.actor.engine
+    layers = engine.replay.layers
+
+    def routes(ids: Any) -> Any:
+        return ((ids[:, None, None] + torch.arange(layers)[:, None] + torch.arange(4)) % 15 + 1).to(torch.int16)
+
+    columns = {"input_ids": rows["ids"], "position_ids": [torch.arange(len(ids)) for ids in rows["ids"]]}
+    columns["routed_experts"] = [routes(ids) for ids in rows["ids"]]
+    jagged = {name: torch.nested.as_nested_tensor(of, layout=torch.jagged) for name, of in columns.items()}
+    data = TensorDict(jagged, batch_size=len(SHAPES))
+    tu.assign_non_tensor(data, temperature=1.0)
+    with engine.eval_mode():
+        inputs, _ = engine.prepare_model_inputs(data)
+    carried = engine.replay._routes
+    right, wanted = (carried == routes(inputs["input_ids"][0])).all(-1).all(-1), carried.any(-1).any(-1)
+    counts = torch.stack([(right & wanted).sum(), (~right & wanted).sum()])
+    torch.distributed.all_reduce(counts)
+    return {"aligned": int(counts[0]), "misaligned": int(counts[1])}
 
 
 def make_rows(reference: Any) -> dict[str, Any]:
@@ -261,7 +313,7 @@ def batch(rows: dict[str, Any], case: Case, planned: list[Any]) -> Any:
         fields["correction"] = jagged(rows["correction"])
     data = TensorDict(fields, batch_size=len(planned))
     tu.assign_non_tensor(data, epochs=case.steps, minibatches=case.minibatches, temperature=1.0, global_batch_size=1)
-    tu.assign_non_tensor(data, calculate_entropy=False)
+    tu.assign_non_tensor(data, calculate_entropy=False, whole=not case.in_parts)
     tu.assign_non_tensor(data, max_token_len_per_gpu=64)  # branches of a rollout are computed apart
     return data
 
