@@ -82,7 +82,7 @@ def test_an_asynchronous_run_trains_what_it_may_and_says_what_it_drops(bare_worl
         assert m["lego/fidelity/tokens"] + m.get("lego/fidelity/across/tokens", 0) == tokens
         assert m["lego/fidelity/pearson"] >= 0.999 and m["training/rollout_actor_probs_pearson_corr"] >= 0.999
         assert m["lego/fidelity/max_abs"] < 1e-3 and m["lego/routing/missing"] == 0
-        assert m["lego/lag/max"] <= 1 and m["lego/optimizer_steps"] == 1
+        assert m["lego/lag/max"] <= 1 and m["lego/optimizer_steps"] == 1 and 1 <= m["lego/schedule/parts"] <= TASKS
     lagged = [m for m in steps if "lego/fidelity/lagged/mean_abs" in m]
     assert lagged and all(m["lego/fidelity/lagged/mean_abs"] > 10 * m["lego/fidelity/mean_abs"] for m in lagged)
 

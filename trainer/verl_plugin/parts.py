@@ -19,11 +19,13 @@ from .update import RowOwners
 
 
 class Compared(NamedTuple):
-    """Log-probs of a part's rows, whose they are, and what was replayed when they were scored, on each rank that counts."""
+    """Log-probs of a part's rows, whose they are, what was replayed when they were scored (on each rank that counts), and the rows' mean
+    entropy."""
 
     columns: LogProbs
     owners: RowOwners
     replayed: list[ReplayCounts]
+    entropy: float
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class StepSoFar:
 
 def together(parts: Sequence[Compared]) -> Compared:
     """The rows of all parts as if they were one batch. `parts` is not empty; rollouts are numbered through."""
-    columns, owners, replayed = zip(*parts, strict=True)
+    columns, owners, replayed, entropies = zip(*parts, strict=True)
 
     def joined(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in columns])
@@ -58,7 +60,16 @@ def together(parts: Sequence[Compared]) -> Compared:
     numbers = accumulate((1 + max(part.rollouts) for part in owners), initial=0)
     rollouts = [start + number for part, start in zip(owners, numbers, strict=False) for number in part.rollouts]
     harnesses = list(chain.from_iterable(part.harnesses for part in owners))
-    return Compared(whole, RowOwners(harnesses, rollouts, whole.versions), list(chain.from_iterable(replayed)))
+    entropy = float(np.average(entropies, weights=[len(part.harnesses) for part in owners]))
+    return Compared(whole, RowOwners(harnesses, rollouts, whole.versions), list(chain.from_iterable(replayed)), entropy)
+
+
+def verls_own(compared: Compared) -> dict[str, float]:
+    """What verl measures of a batch that it scores, and of each part by itself: of all of them."""
+    mask = compared.columns.mask.astype(bool)
+    differences = np.abs(np.exp(compared.columns.trainer[mask]) - np.exp(compared.columns.rollout[mask]))
+    found = {"max": np.max(differences), "mean": np.mean(differences), "std": np.std(differences, ddof=1)}
+    return {"actor/entropy": compared.entropy} | {f"training/rollout_probs_diff_{name}": float(value) for name, value in found.items()}
 
 
 def one_update(parts: Sequence[dict[str, float]], grad_norm: float) -> dict[str, float]:

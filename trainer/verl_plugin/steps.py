@@ -34,7 +34,7 @@ from trainer.rollout.manager import Batch, RolloutManager, parts_of_a_step
 from trainer.rollout.rows import PARTITION
 
 from .metrics import LogProbs, ReportingSink, disagreement, fidelity_metrics, numbers, routing_metrics, update_metrics
-from .parts import Compared, StepSoFar, one_update, together
+from .parts import Compared, StepSoFar, one_update, together, verls_own
 from .ranks import spread
 from .update import StepUpdate, harness_metrics, plan_update, row_owners
 from .worker import LegoWorker
@@ -158,7 +158,10 @@ class LegoSteps(PPOTrainer):
             metrics.update(self.agent_loop_manager.metrics())
             metrics.update(update_metrics(step.updates) if step.updates else {"lego/optimizer_steps": 0.0})
             if step.scored:
-                self._report_fidelity(together(step.scored), metrics)
+                compared = together(step.scored)
+                if len(step.scored) > 1:
+                    metrics.update(verls_own(compared))
+                self._report_fidelity(compared, metrics)
         before, self._arithmetic = self._arithmetic, max(self.actor_rollout_wg.arithmetic())
         timing_raw["arithmetic"] = self._arithmetic - before
         timing_raw["ours"] = self._ours.pop("ours")
@@ -225,7 +228,7 @@ class LegoSteps(PPOTrainer):
         batch.reorder(spread([tag["seq_len"] for tag in batch.tags], [0] * len(batch), self._spec.trainer.copies))
         batch = PPOTrainer._compute_old_log_prob(self, batch, metrics)
         with marked_timer("ours", self._ours):
-            data, compared = self._compare(batch, taken)
+            data, compared = self._compare(batch, taken, metrics["actor/entropy"])
         if self.use_reference_policy:
             batch = self._compute_ref_log_prob(batch, metrics)
         algorithm = self._spec.algorithm
@@ -245,7 +248,7 @@ class LegoSteps(PPOTrainer):
             return self._put(batch, {"correction": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}), compared
         return batch, compared
 
-    def _compare(self, batch: KVBatchMeta, taken: Batch) -> tuple[TensorDict, Compared]:
+    def _compare(self, batch: KVBatchMeta, taken: Batch, entropy: float) -> tuple[TensorDict, Compared]:
         """Log-probabilities and mask of the scored batch, and what fidelity is measured on."""
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
@@ -255,7 +258,7 @@ class LegoSteps(PPOTrainer):
         columns = LogProbs(rollout, trainer, mask, data["response_mask"].offsets().numpy(), owners.versions, self.global_steps - 1)
         if self._spec.monitors.lagged_fidelity:
             columns = columns._replace(sampler=self._under_their_weights(batch, columns))
-        return data, Compared(columns, owners, replayed)
+        return data, Compared(columns, owners, replayed, entropy)
 
     def _report_fidelity(self, compared: Compared, metrics: dict[str, Any]) -> None:
         metrics.update(fidelity_metrics(compared.columns, compared.owners.harnesses, compared.owners.rollouts))

@@ -8,7 +8,7 @@ from trainer.learning.replay import ReplayCounts
 from trainer.rollout.manager import parts_of_a_step
 from trainer.rollout.schedule import PARTS
 from trainer.verl_plugin.metrics import LogProbs, fidelity_metrics
-from trainer.verl_plugin.parts import Compared, one_update, together
+from trainer.verl_plugin.parts import Compared, one_update, together, verls_own
 from trainer.verl_plugin.update import RowOwners
 
 
@@ -19,7 +19,7 @@ def compared(lengths: list[int], rollouts: list[int], seed: int) -> Compared:
     versions = draws.integers(3, 5, count).astype(np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     columns = LogProbs(noisy, trainer, draws.integers(0, 2, count), offsets, versions, 4, trainer.copy())
-    return Compared(columns, RowOwners(["h"] * len(lengths), rollouts, versions), [ReplayCounts(seed, 0, 0)])
+    return Compared(columns, RowOwners(["h"] * len(lengths), rollouts, versions), [ReplayCounts(seed, 0, 0)], float(seed))
 
 
 def test_fidelity_of_parts_is_that_of_one_batch() -> None:
@@ -30,6 +30,12 @@ def test_fidelity_of_parts_is_that_of_one_batch() -> None:
     assert whole.columns.rollout.tolist() == [value for part in parts for value in part.columns.rollout.tolist()]
     metrics = fidelity_metrics(whole.columns, whole.owners.harnesses, whole.owners.rollouts)
     assert metrics["lego/fidelity/tokens"] + metrics.get("lego/fidelity/across/tokens", 0) == sum(part.columns.mask.sum() for part in parts)
+    assert whole.entropy == pytest.approx((2 * 1 + 1 * 2 + 3 * 3) / 6)
+    mask = whole.columns.mask == 1
+    gaps = np.abs(np.exp(whole.columns.rollout) - np.exp(whole.columns.trainer))[mask]
+    own = verls_own(whole)
+    assert own["actor/entropy"] == whole.entropy and own["training/rollout_probs_diff_max"] == gaps.max()
+    assert own["training/rollout_probs_diff_std"] == pytest.approx(gaps.std(ddof=1))
     alone = together(parts[:1])
     assert alone.columns.offsets.tolist() == [0, 4, 7] and alone.owners.rollouts == [0, 0]
 
