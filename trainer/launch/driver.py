@@ -34,6 +34,8 @@ from .config import Place, overrides
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """A checkpoint has one of these: the tensors, or the index of several files of them."""
+DIED = {("ray.exceptions", "ActorDiedError"), ("ray.exceptions", "OutOfMemoryError")}
+"""Ray's errors whose text is a page; Ray need not be imported yet. torch has another OutOfMemoryError, which says what it is about."""
 RUNNER_S = 180
 """How long the runner may take to prepare its tasks and listen."""
 LONGEST_TEMP = 40
@@ -234,8 +236,9 @@ def _terminate(signum: int, frame: Any) -> None:
 def _reason(error: Exception) -> str:
     """One line: Ray wraps what was raised in another process and puts the traceback into the message."""
     cause = getattr(error, "cause", None) or error
-    if type(cause).__name__ == "ActorDiedError":  # Ray's, which need not be imported yet; its text is a page
-        return f"ActorDiedError: a process of the trainer died. {PERHAPS}"
+    kind = type(cause)
+    if (kind.__module__, kind.__name__) in DIED:
+        return f"{kind.__name__}: a process of the trainer died. {PERHAPS}"
     text = str(cause).strip()
     return f"{type(cause).__name__}: {text.splitlines()[-1] if text else 'no message'}"
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray.exceptions
 import torch
 
 from server.schemas.events import RunStateBody
@@ -17,7 +18,7 @@ from server.schemas.rundir import RunDir, RunFile, RunnerFile, write_atomic
 from server.schemas.runspec import Algorithm, Data, Harness, Kind, Model, Reporting, Rollout, RunSpec, Trainer
 from server.schemas.states import RunState
 from tests.trainer.support.fake_server import FakeServer
-from trainer.launch import FINAL, FinalError, driver
+from trainer.launch import FINAL, PERHAPS, FinalError, driver
 
 SPEC = RunSpec(model=Model(path="builtin:none"), harnesses=[Harness(name="h", version="1")], data=Data(family="onebug"))
 
@@ -141,3 +142,15 @@ def test_a_tracker_that_is_not_installed(tmp_path: Path, server: FakeServer) -> 
     code, output = launch(tmp_path / "run", server, spec)
     assert code == FINAL
     assert output == "failed: reporting.trackers: mlflow is not installed beside the trainer: install it, or leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ray.exceptions.OutOfMemoryError("a page of advice"), f"OutOfMemoryError: a process of the trainer died. {PERHAPS}"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"), "OutOfMemoryError: Tried to allocate 2 GiB"),
+        (ValueError(), "ValueError: no message"),
+    ],
+)
+def test_the_reason_of_a_crash_is_a_line(error: Exception, reason: str) -> None:
+    assert driver._reason(error) == reason
