@@ -171,6 +171,8 @@ def test_megatron_splits_by_tensor_expert_and_context() -> None:
     ("overrides", "message"),
     [
         ({"trainer.backend": "veomni"}, "trainer.device cpu trains on one machine with backend fsdp2"),
+        ({"trainer.cluster.gpus_per_node": 2, "trainer.parallel.sequence": 2}, "without flash attention no sequence can be split"),
+        ({"rollout.engine": "vllm", "trainer.start": "plain", "trainer.cluster.gpus_per_node": 2}, "and gpus_per_node: 1"),
         ({"trainer.device": "cuda"}, "rollout.engine cpu does not go with trainer.device cuda: use vllm"),
         ({"rollout.engine": "vllm", "trainer.start": "warm_fork"}, "use start: plain, tensor_parallel: 1"),
         ({"trainer.device": "cuda", "rollout.engine": "vllm", "trainer.parallel.tensor": 2}, "fsdp2 splits by sequence only"),
@@ -185,6 +187,11 @@ def test_megatron_splits_by_tensor_expert_and_context() -> None:
 def test_what_does_not_go_together_is_refused(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(Exception, match=message):
         resolve({"extends": "local"}, overrides)
+
+
+def test_a_run_on_a_cpu_may_have_several_ranks() -> None:
+    config = composed(resolve({"extends": "local"}, {"trainer.cluster.gpus_per_node": 3}).spec)
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node, config.ray_kwargs.ray_init.num_gpus) == (1, 3, 4)
 
 
 def test_the_plan_is_a_shell_command_that_verl_reads_back() -> None:
