@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from .slots import Slots
 
 PARTS = 4
-"""Of a batch, where it is trained in parts: with half of the batch the last one costs 2 % more, with a sixteenth 1 % less, and each part
-has its own passes over the rank's shards."""
+"""At most so many parts of a batch, where it is trained in parts. `rl bench async` reaches 94.4 % of the bound of what it trained with two,
+96.7 with four, 97.3 with eight; each costs the workers an exchange of gradients of its own."""
 EVALUATION, TRAINING = 0, 1
 """Ranks: the trainer waits for an evaluation, so nothing may be in front of it."""
 
