@@ -4,10 +4,11 @@ import random
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.schemas.runspec import Relative
+from tests.support.examples import examples
 from trainer.rollout.pool import TaskPool
 
 SIZE = 8
@@ -65,7 +66,7 @@ def test_failures_alone_say_nothing() -> None:
     assert known.note([("a", 0, 0)]).groups == 0 and known.chance("a") == before and known.memory == {}
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_draws_follow_from_the_seed_and_go_on_behind_a_checkpoint(seed: int, cut: int) -> None:
     def play(known: TaskPool, steps: range) -> list[list[str]]:
