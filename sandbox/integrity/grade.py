@@ -35,6 +35,8 @@ CHECK_SECONDS = 30
 RUNS = 11
 """The verifier's own deadline must leave room for so many: eight at most as a rule, and the fresh sandboxes between them. Graded code may
 not buy a time-out."""
+MANY = 5_000
+"""Changes. Fewer are applied within seconds wherever a task can be graded; with more it is theirs that grading does not begin in time."""
 INSIDE = Path(__file__).with_name("inside.py")
 
 
@@ -138,14 +140,21 @@ class Grader(BaseVerifier):
         the machine hardly."""
         verdict = await grade(self.environment, diff, check, seconds)
         left = int(self._end - time.monotonic() - _margin(self._seconds))
-        if verdict.grade is Grade.NOT_RUN or (verdict.killed and left >= 1):
+        if verdict.grade is Grade.NOT_RUN or ((verdict.killed or _too_many(verdict)) and left >= 1):
             await self._refresh()
             verdict = await grade(self.environment, diff, check, max(1, min(seconds, left)))
+        if _too_many(verdict):
+            words = f"{verdict.changed} changes cannot be applied in the time that grading has"
+            return verdict.model_copy(update={"grade": Grade.UNUSABLE, "detail": words})
         return verdict
 
     async def _refresh(self) -> None:
         await self.environment.stop(delete=True)
         await self.environment.start(force_build=False)
+
+
+def _too_many(verdict: Verdict) -> bool:
+    return verdict.grade is Grade.TIMEOUT and verdict.changed > MANY
 
 
 def _passed_before(verdict: Verdict) -> Verdict:

@@ -113,6 +113,8 @@ class Attempt:
     """What the agent's sandbox used."""
     archived: Path | None = None
     """The diff that it was graded from."""
+    tree_broken: str = ""
+    """Why the agent's tree could not be collected, by its own doing."""
 
     @property
     def task(self) -> Path:
@@ -158,7 +160,11 @@ class Attempt:
 
     async def _seal(self, trial: Trial, environment: TrialEnvironment) -> None:
         """An agent that broke its own sandbox is graded on what can be collected, also where its harness or its time ended so."""
-        await environment.seal()
+        try:
+            await environment.seal()
+        except AgentBrokeTree as error:
+            self.tree_broken = f"{AgentBrokeTree.__name__}: {error}"
+            raise
         if environment.fault and self.started:
             graded = ErrorPolicyOverride(should_grade=True)
             policy = trial.config.override_error_policy or {}
@@ -181,7 +187,7 @@ class Attempt:
             harness_started=self.started and kind != HarnessNotStarted.__name__,
             lost=kind == SandboxLost.__name__,
             fault=fault,
-            tree_broken=words if kind == AgentBrokeTree.__name__ else "",
+            tree_broken=self.tree_broken if graded or kind == AgentBrokeTree.__name__ else "",  # else its time ran out first
             verdict=self._verdict() if graded else None,
             evidence=self._log_tail() if error else [],
         )

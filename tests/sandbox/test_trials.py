@@ -72,6 +72,11 @@ def test_a_time_out_is_graded_where_the_spec_says_so() -> None:
     async def body(room: Room) -> None:
         facts, _ = await play(room, f"{solution(room)}\nsleep 60", agent_s=1.5)
         assert decide(facts) == Scored(reward=1, termination=Termination.COMPLETED)
+        # A tree that cannot be collected is graded too: it was the agent's failure by time-out, and no zero.
+        broken, _ = await play(room, "for n in 1 2 3; do truncate -s 15M s$n; done; sleep 60", trial_id="broken", agent_s=4)
+        outcome = decide(broken)
+        assert isinstance(outcome, Scored)
+        assert (outcome.reward, outcome.termination) == (0, Termination.AGENT_FAULT)
 
     in_room(body, spec(capture={"timeout": "grade"}))
 
