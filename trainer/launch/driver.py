@@ -93,7 +93,7 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
         executable = None
         if warm:
             zygote.preload()
-            parent = zygote.start(temp)
+            parent = zygote.start(temp, zygote.PROXY)
             stack.callback(parent.stop)
             executable = parent.executable
             sys.executable = str(executable)

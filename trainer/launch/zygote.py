@@ -24,6 +24,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,9 +57,9 @@ PRELOAD = (
     "ray.util.state",
     "ray._private.runtime_env.setup_hook",
     "trainer.rollout.manager",
-    "trainer.proxy.rendering",
-    "trainer.proxy.service",
 )
+PROXY = ("trainer.proxy.rendering", "trainer.proxy.service", "trainer.proxy.exporter")
+"""What a worker needs and the launcher does not: half a second that passes beside the launcher's start of Ray."""
 
 
 def obstacle() -> str | None:
@@ -106,8 +107,9 @@ class Zygote:
             os.waitpid(self.pid, 0)
 
 
-def start(directory: Path) -> Zygote:
-    """Fork the zygote from this process, which has preloaded and runs no thread that matters. `directory` is private to the user."""
+def start(directory: Path, modules: Sequence[str] = ()) -> Zygote:
+    """Fork the zygote from this process, which has preloaded and runs no thread that matters. `directory` is private to the user; `modules`
+    are imported by the zygote alone."""
     path = directory / "zygote.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -115,7 +117,7 @@ def start(directory: Path) -> Zygote:
     pid = os.fork()
     if pid == 0:
         try:
-            _serve(listener)
+            _serve(listener, modules)
         finally:  # whatever happens here or in a fork of it must not unwind into the launcher's own clean-up
             os._exit(1)
     listener.close()
@@ -126,13 +128,15 @@ def start(directory: Path) -> Zygote:
     return Zygote(pid, executable)
 
 
-def _serve(listener: socket.socket) -> NoReturn:
+def _serve(listener: socket.socket, modules: Sequence[str]) -> NoReturn:
     parent = os.getppid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Ray's setproctitle must find the original environ block before any fork changes it.
     sys.modules["ray._raylet"].setproctitle("lego-rl: zygote")  # type: ignore[attr-defined]
+    for name in modules:
+        importlib.import_module(name)
     gc.unfreeze()
     gc.collect()  # here, beside the launcher's own start
     gc.freeze()
