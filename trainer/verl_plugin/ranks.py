@@ -8,6 +8,7 @@ no row at all on one of them. Missing rows are made up for by spare ones, two to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,19 +27,25 @@ class Part:
     """
 
     def __init__(self, data: TensorDict) -> None:
-        spare = _from_first_rank(_spare(data) if len(data) else {})
-        self.rows = len(data)
-        self._whole = TensorDict({name: _appended(data, name, row) for name, row in spare.items()}, batch_size=self.rows + 1)
-        for name, value in data.items():
-            if isinstance(value, NonTensorData):
-                self._whole[name] = NonTensorData(value.data)
+        self._data = data
 
     def take(self, numbers: Sequence[int], multiple: int = 1) -> TensorDict | None:
         """Those rows, with spare ones behind them: as many on every rank, a multiple of `multiple`. None when no rank takes any."""
         most = torch.tensor(len(numbers))
         dist.all_reduce(most, dist.ReduceOp.MAX)
         size = -(-int(most) // multiple) * multiple
-        return tu.index_select_tensor_dict(self._whole, [*numbers, *[self.rows] * (size - len(numbers))]) if size else None
+        return tu.index_select_tensor_dict(self._and_spare, [*numbers, *[len(self._data)] * (size - len(numbers))]) if size else None
+
+    @cached_property
+    def _and_spare(self) -> TensorDict:
+        """The rows and a spare one behind them."""
+        spare = _from_first_rank(_spare(self._data) if len(self._data) else {})
+        columns = {name: _appended(self._data, name, row) for name, row in spare.items()}
+        whole = TensorDict(columns, batch_size=len(self._data) + 1)
+        for name, value in self._data.items():
+            if isinstance(value, NonTensorData):
+                whole[name] = NonTensorData(value.data)
+        return whole
 
 
 def gathered(mine: Any) -> list[Any]:
