@@ -58,7 +58,7 @@ def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path, 
         trainer=Trainer(steps=STEPS, schedule=schedule, learning_rate=1e-3, evaluation=Evaluation(rollouts=4)),
     )
     launched = start(world)
-    output, _ = launched.communicate(timeout=800)
+    output, _ = launched.communicate(timeout=1500)
     assert launched.returncode == 0, output
     steps = of(world.server.bodies(), StepBody)
     assert [step.step for step in steps] == [1, 2, 3]

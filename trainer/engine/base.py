@@ -47,15 +47,16 @@ class Generation:
 class KV:
     """What an engine's KV cache holds, in units of its own (slots, blocks) of `unit` tokens.
 
-    `held` has the units of every session that has any, `resident` the tokens of its longest cached sequence. The rest counts from the
-    engine's start: `evicted` cached sequences that were given up for other sessions, `reused` tokens of all `prompted` ones.
+    `held` has the units of every session that has any, `resident` the tokens of its longest cached sequence; vLLM, which tells neither, has
+    both empty. The rest counts from the engine's start: `evicted` cached sequences that were given up for other sessions, None where the
+    engine does not say, `reused` tokens of all `prompted` ones.
     """
 
     capacity: int
     unit: int
     held: Mapping[str, int]
     resident: Mapping[str, int]
-    evicted: int = 0
+    evicted: int | None = 0
     prompted: int = 0
     reused: int = 0
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from .base import EngineError, Generation, GenerationRequest, StopReason
+from .base import KV, EngineError, EngineGone, Generation, GenerationRequest, StopReason
+
+ALIVE_S = 1.0
+"""How often it is looked at whether the engine's process still lives while a call to it is waited for."""
+GONE = "the process of vLLM's engine died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class VllmEngine:
         self._admitting, self._idle = asyncio.Event(), asyncio.Event()
         self._admitting.set()
         self._running = set[str]()
+        self._prompted = self._reused = 0
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`. A pause ends the turn as `aborted`, with what it has. EngineError: vLLM refused or died."""
@@ -70,13 +75,17 @@ class VllmEngine:
         self._running.add(name)
         try:
             async for output in self._engine.generate(salted, asked, request_id=name):
+                if end is None:
+                    self._prompted, self._reused = self._prompted + len(prompt), self._reused + (output.num_cached_tokens or 0)
                 end = output.outputs[0]
                 ids = list(end.token_ids)
                 new = [entry[token].logprob for token, entry in zip(ids, end.logprobs or (), strict=True)]
                 tokens, log_probs = tokens + ids, log_probs + new
                 if ids and request.on_tokens is not None:
                     request.on_tokens(ids, new)
-        except (EngineDeadError, EngineGenerateError, VLLMClientError, ValueError) as error:
+        except EngineDeadError as error:
+            raise EngineGone(GONE) from error
+        except (EngineGenerateError, VLLMClientError, ValueError) as error:
             raise EngineError(f"vLLM: {error or type(error).__name__}") from error
         finally:
             self._running.discard(name)
@@ -86,19 +95,24 @@ class VllmEngine:
         routes = None if end is None else end.routed_experts
         return Generation(tokens, log_probs, routes, cast(StopReason, stop), version)
 
-    async def update_weights(self, load: Callable[[], Awaitable[object]], version: int, probe: Probe) -> None:
+    def kv(self) -> KV:
+        """In vLLM's blocks."""
+        cache = self._engine.vllm_config.cache_config
+        return KV(cache.num_gpu_blocks, cache.block_size, {}, {}, None, self._prompted, self._reused)
+
+    async def update_weights(self, load: Callable[[], Coroutine[Any, Any, object]], version: int, probe: Probe) -> None:
         """End what runs, call `load`, and serve `version` if the weights are what the trainer has.
 
         After an error nothing is admitted any more: the weights are in between.
         """
         await self.pause()
-        await load()
+        await self.living(load())
         await self.serve(version, probe)
 
     async def pause(self) -> None:
         """End every turn as `aborted` and admit none until `serve`."""
         self._admitting.clear()
-        await self._engine.pause_generation(mode="abort", clear_cache=False)  # 0.31 cannot clear while it captures routes
+        await self.living(self._engine.pause_generation(mode="abort", clear_cache=False))  # 0.31 cannot clear while it captures routes
         while self._running:  # one that was admitted just before may arrive behind the pause, and would wait there for the new weights
             self._idle.clear()
             await self._engine.abort(list(self._running))
@@ -107,12 +121,27 @@ class VllmEngine:
 
     async def serve(self, version: int, probe: Probe) -> None:
         """Go on after `pause` under weights that are called `version`. EngineError: they are not what the trainer has."""
-        if not await self._engine.reset_prefix_cache():
+        if not await self.living(self._engine.reset_prefix_cache()):
             raise EngineError("vLLM kept KV of the old weights: its prefix cache could not be cleared")
         self.version = version
-        await self._engine.resume_generation()
-        await self._compare(probe)
+        await self.living(self._engine.resume_generation())
+        await self.living(self._compare(probe))
         self._admitting.set()
+
+    async def living[T](self, call: Coroutine[Any, Any, T]) -> T:
+        """What a call to vLLM returns. EngineGone: its process died, which vLLM 0.31 does not tell the calls that wait for an answer."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.create_task(call)
+        try:
+            while not (await asyncio.wait({task}, timeout=ALIVE_S))[0]:
+                if self._engine.errored:
+                    raise EngineGone(GONE)
+            return await task
+        except EngineDeadError as error:
+            raise EngineGone(GONE) from error
+        finally:
+            task.cancel()
 
     async def _compare(self, probe: Probe) -> None:
         from vllm import SamplingParams

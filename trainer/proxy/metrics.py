@@ -24,10 +24,9 @@ class Metrics:
             return {}
         before, self._kv = self._kv, kv
         prompted = kv.prompted - before.prompted
-        return {
-            "lego/kv/evicted": float(kv.evicted - before.evicted),
-            "lego/kv/reused_share": (kv.reused - before.reused) / prompted if prompted else 0.0,
-        }
+        share = (kv.reused - before.reused) / prompted if prompted else 0.0
+        evicted = {} if kv.evicted is None else {"lego/kv/evicted": float(kv.evicted - (before.evicted or 0))}
+        return {"lego/kv/reused_share": share} | evicted
 
     def _of_gate(self) -> dict[str, float]:
         if self._gated is None:

@@ -57,7 +57,7 @@ class VerlEngine:
                 on_tokens=request.on_tokens,
             )
         except RayError as error:
-            if isinstance(error, ActorDiedError):
+            if isinstance(error, ActorDiedError | EngineGone):
                 self.gone = EngineGone(f"generation failed: the process of the engine died. {PERHAPS}")
                 raise self.gone from error
             kind = EngineUnavailable if isinstance(error, ActorUnavailableError | EngineUnavailable) else EngineError

@@ -19,7 +19,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm.engine.arg_utils import AsyncEngineArgs  # type: ignore[import-not-found]
 from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
 
-from trainer.engine.base import EngineError, GenerationRequest, OnTokens
+from trainer.engine.base import KV, EngineError, Generation, GenerationRequest, OnTokens
 from trainer.engine.vllm import Probe, VllmEngine
 
 from .rollout_cpu import ReceivingWorker, sampling_of, standalone_worker
@@ -67,20 +67,20 @@ class VllmServer(vLLMHttpServer):
         try:
             while (part := await parts.get()) is not None:
                 yield part
-            yield _output(await turn)
+            yield _output(await turn, self.vllm.kv())
         finally:
             turn.cancel()
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> None:
         if method == BRINGS_WEIGHTS:
             await self.vllm.pause()
-        await super().collective_rpc(method, *args, **kwargs)
+        await self.vllm.living(super().collective_rpc(method, *args, **kwargs))
 
     async def _sleep_hybrid(self) -> None:
         """verl's hook for giving GPU memory back to training. No turn runs or is let in until `admit`. vLLM 0.31 clears its cache for that,
         and with routes it only does so under `keep`, which has nothing to keep here."""
         await self.vllm.pause()
-        await self.engine.sleep(level=self._resolve_sleep_level(), mode="keep")
+        await self.vllm.living(self.engine.sleep(level=self._resolve_sleep_level(), mode="keep"))
         await self.engine.reset_encoder_cache()
 
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
@@ -97,13 +97,13 @@ class VllmServer(vLLMHttpServer):
         return CPU_EXTENSION if get_platform().device_name == "cpu" else super()._get_worker_extension_cls()
 
 
-def _output(turn: Any) -> TokenOutput:
+def _output(turn: Generation, kv: KV) -> TokenOutput:
     return TokenOutput(
         token_ids=turn.token_ids,
         log_probs=turn.log_probs,
         routed_experts=turn.routes,
         stop_reason=turn.stop_reason,
-        extra_fields={"global_steps": turn.version},
+        extra_fields={"global_steps": turn.version, "kv": kv},
     )
 
 

@@ -27,7 +27,7 @@ from server.schemas.probes import TRAINED_WITH, TrainedWith
 from server.schemas.rundir import BestFile, CheckpointFile, RunDir, write_atomic
 from server.schemas.runspec import Kind
 from trainer.checkpoints.kept import forget_after, is_best, name_best, prune, weights
-from trainer.engine.base import EngineError
+from trainer.engine.base import EngineError, EngineGone
 from trainer.engine.vllm import Probe
 from trainer.launch import PROGRESS_LOG, FinalError
 from trainer.rollout.manager import Batch, RolloutManager, parts_of_a_step
@@ -102,6 +102,8 @@ class LegoSteps(PPOTrainer):
         if probe is not None:
             try:
                 ray.get([replica.servers[0].admit.remote(probe) for replica in replicas])
+            except EngineGone:
+                raise
             except EngineError as error:
                 raise FinalError(str(error).strip().splitlines()[-1]) from error
 

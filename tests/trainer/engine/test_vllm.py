@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.trainer.support.vllm import PROMPT, SETTINGS, check, probe, reload, save, start
-from trainer.engine.base import EngineError, GenerationRequest, Sampling
+from trainer.engine.base import EngineError, Generation, GenerationRequest, Sampling
 from trainer.engine.vllm import VllmEngine
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
@@ -79,5 +79,33 @@ async def test_streams_aborts_and_takes_new_weights(tmp_path: Path) -> None:
         later = await engine.generate(GenerationRequest("a", PROMPT, Sampling(0.7, 16, ())))
         assert later.version == 1
         check(new, later, 0.7)
+    finally:
+        vllm.shutdown()
+
+
+async def test_a_prompt_finds_its_beginning_in_the_cache_of_its_session_and_version_only(tmp_path: Path) -> None:
+    old, new = save(tmp_path / "old", 0), save(tmp_path / "new", 1)
+    vllm = start(old)
+    try:
+        engine, prompt = VllmEngine(vllm), list(range(5, 205))
+        unit = engine.kv().unit
+
+        async def turn(salt: str, prompt: list[int]) -> tuple[Generation, int]:
+            """The turn, and how many tokens of its prompt came from the cache."""
+            before = engine.kv().reused
+            answer = await engine.generate(GenerationRequest("s", prompt, Sampling(1.0, 40, ()), salt=salt))
+            return answer, engine.kv().reused - before
+
+        first, found = await turn("r-1/0", prompt)
+        assert found == 0
+        longer = [*prompt, *first.token_ids, *prompt[:20]]
+        _, found = await turn("r-1/0", longer)
+        assert found == (len(prompt) + 39) // unit * unit, "all whole blocks but for the last sampled token, which was never an input"
+        assert (await turn("r-2/0", longer))[1] == 0, "another rollout's"
+        await engine.update_weights(reload(vllm, new), 1, probe(new))
+        answer, found = await turn("r-1/0", longer)  # as by a proxy that has not heard of the new version yet
+        assert (answer.version, found) == (1, 0)
+        assert (await turn("r-1/0", longer))[1] > 0
+        assert engine.kv().prompted == len(prompt) + 4 * len(longer) and engine.kv().capacity > 0
     finally:
         vllm.shutdown()

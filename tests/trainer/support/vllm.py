@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,6 @@ def start(path: Path, **arguments: Any) -> Any:
     return AsyncLLM.from_engine_args(args)
 
 
-def reload(vllm: Any, path: Path) -> Callable[[], Awaitable[object]]:
+def reload(vllm: Any, path: Path) -> Callable[[], Coroutine[Any, Any, object]]:
     """What has that engine load the weights of `path`."""
     return lambda: vllm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
