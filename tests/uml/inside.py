@@ -12,7 +12,7 @@ from sandbox.environments.namespace import kernel
 
 MARK = "LEGO_TEST_UML"
 """Tells a test that it runs there: the directory of unpacked packages."""
-_MODULES = ("overlay", "loop")
+_MODULES = ("overlay", "loop", "crc-ccitt", "ipv6")
 _MOUNTS = (
     ("proc", "/proc", ""),
     ("sysfs", "/sys", ""),
