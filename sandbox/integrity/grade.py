@@ -35,8 +35,6 @@ CHECK_SECONDS = 30
 RUNS = 11
 """The verifier's own deadline must leave room for so many: eight at most as a rule, and the fresh sandboxes between them. Graded code may
 not buy a time-out."""
-MANY = 5_000
-"""Changes. Fewer are applied within seconds wherever a task can be graded; with more it is theirs that grading does not begin in time."""
 INSIDE = Path(__file__).with_name("inside.py")
 
 
@@ -154,7 +152,8 @@ class Grader(BaseVerifier):
 
 
 def _too_many(verdict: Verdict) -> bool:
-    return verdict.grade is Grade.TIMEOUT and verdict.changed > MANY
+    """With so many it is theirs that grading does not begin in time."""
+    return verdict.grade is Grade.TIMEOUT and verdict.changed > policy.MANY
 
 
 def _passed_before(verdict: Verdict) -> Verdict:

@@ -15,6 +15,8 @@ from server.schemas.suspicion import Sign, signs
 from .changes import Step
 from .hidden import DIRECTORY
 
+MANY = 5_000
+"""Changes. Fewer are applied within seconds wherever a task can be graded, and work on a repository makes fewer."""
 _GIT = re.compile(r"(^|/)\.git(/|$)")
 _READ_BY_ITSELF = re.compile(
     rf"^{DIRECTORY}(/|$)|(^|/)(__pycache__(/|$)|(conftest|sitecustomize|usercustomize)\.py$|[^/]*\.(pyc|pyo|pth|egg-link)$)"
@@ -37,6 +39,7 @@ def split(changes: Sequence[Step], runs_tests: bool) -> tuple[list[Step], list[s
 
 
 def suspicious(changes: Sequence[Step]) -> list[str]:
-    """Signs in the text of changed files that they are about the process that grades them."""
+    """Signs that changes are about the process that grades them: in the text of files, or by sheer number."""
     texts = [data.decode(errors="replace") for kind, _, _, data in changes if kind == "file" and b"\0" not in data[:1024]]
-    return signs(texts, (Sign.PROCESS_TAMPERING, Sign.REWARD_FILES, Sign.HIDDEN_FILES))
+    found = signs(texts, (Sign.PROCESS_TAMPERING, Sign.REWARD_FILES, Sign.HIDDEN_FILES))
+    return [*found, f"{len(changes)} files, directories and links changed"] if len(changes) > MANY else found

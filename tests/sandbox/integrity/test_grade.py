@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.integrity import grade
+from sandbox.integrity import grade, policy
 from sandbox.integrity.verdict import Grade, Verdict
 from sandbox.runner.drive import Room
 from sandbox.runner.outcomes import decide
@@ -28,9 +28,9 @@ def test_only_changes_without_number_make_it_the_agents(monkeypatch: pytest.Monk
 
     async def both() -> tuple[Scored | Failed, Scored | Failed]:
         async with script_room() as room:
-            changed[:] = [grade.MANY]
+            changed[:] = [policy.MANY]
             few = await main(room)
-            changed[:] = [grade.MANY + 1]
+            changed[:] = [policy.MANY + 1]
             return few, await main(room)
 
     monkeypatch.setattr(grade, "grade", slow)
@@ -38,3 +38,10 @@ def test_only_changes_without_number_make_it_the_agents(monkeypatch: pytest.Monk
     assert isinstance(few, Failed) and few.cause is Cause.VERIFIER_TIMEOUT
     assert isinstance(many, Scored) and (many.reward, many.termination) == (0, Termination.AGENT_FAULT)
     assert many.detail == "5001 changes cannot be applied in the time that grading has"
+
+
+def test_changes_without_number_are_worth_a_look() -> None:
+    """In containers 80,000 empty files were graded without a word."""
+    changes = [("file", f"f{number}", 0o644, b"") for number in range(policy.MANY + 1)]
+    assert policy.suspicious(changes[1:]) == []
+    assert policy.suspicious(changes) == ["5001 files, directories and links changed"]
