@@ -34,6 +34,7 @@ from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import Harness as Client
 from tests.trainer.support.fake_runner import scored
 from tests.trainer.support.main_ppo import SIZE, STEPS, TASKS, World, kill_everything, left_behind, of, prepare, start
+from tests.trainer.support.plays import mixed
 from trainer.capture.file import from_bytes
 from trainer.checkpoints.export import export
 from trainer.checkpoints.kept import read_best
@@ -44,24 +45,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def world(bare_world: World) -> World:
-    bare_world.runner.play = play
+    bare_world.runner.play = mixed
     return bare_world
-
-
-async def play(client: Client, request: TrialRequest) -> Scored | Failed:
-    """Task 0: nobody solves it. Task 1: a sandbox that cannot start. Task 2: a compaction. Odd samples of tasks 1 and 2 succeed."""
-    task, sample = int(request.task[-1]), int(request.trial_id.rsplit("-", 1)[1])
-    if request.split == "train" and task == 1 and sample == 3:
-        return Failed(stage=Stage.SANDBOX_SETUP, cause=Cause.SANDBOX_SETUP, detail="no space left on device")
-    messages = [{"role": "user", "content": f"repair {request.task}"}]
-    for turn in range(2):
-        reply = await client.chat(messages)
-        assert reply is not None
-        if task == 2 and sample == 1 and turn == 0:
-            messages = [{"role": "user", "content": "summary of what happened so far"}]
-        else:
-            messages += [reply, {"role": "user", "content": "go on"}]
-    return scored(task != 0 and sample % 2)
 
 
 def test_five_steps_train_every_sampled_token_once(world: World, policy: Path) -> None:
@@ -209,7 +194,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint(world: World, policy: Path
     async def held(client: Client, request: TrialRequest) -> Scored | Failed:
         if request.trial_id.startswith("e002-"):
             await asyncio.Event().wait()
-        return await play(client, request)
+        return await mixed(client, request)
 
     world.runner.play = held
     trainer = Trainer(steps=3, start="warm_fork", evaluation=Evaluation(rollouts=4, every=2), checkpoint=Checkpoint(every=1))

@@ -9,36 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 from server.schemas.events import StepBody
-from server.schemas.outcome import Cause, Failed, Scored, Stage
 from server.schemas.runspec import Algorithm, Cluster, Evaluation, Trainer
-from server.schemas.trials import TrialRequest
-from tests.trainer.support.fake_runner import Harness as Client
-from tests.trainer.support.fake_runner import scored
 from tests.trainer.support.main_ppo import left_behind, of, opened, prepare, start
+from tests.trainer.support.plays import mixed
 
 MINIBATCHES, EPOCHS = 4, 2
-
-
-async def play(client: Client, request: TrialRequest) -> Scored | Failed:
-    """Task 0 is never solved. Of task 1 a sandbox cannot start. Task 2 has a compaction: eight rows of seven rollouts are trained."""
-    task, sample = int(request.task[-1]), int(request.trial_id.rsplit("-", 1)[1])
-    if request.split == "train" and task == 1 and sample == 3:
-        return Failed(stage=Stage.SANDBOX_SETUP, cause=Cause.SANDBOX_SETUP, detail="no space left on device")
-    messages = [{"role": "user", "content": f"repair {request.task}"}]
-    for turn in range(2):
-        reply = await client.chat(messages)
-        assert reply is not None
-        if task == 2 and sample == 1 and turn == 0:
-            messages = [{"role": "user", "content": "summary of what happened so far"}]
-        else:
-            messages += [reply, {"role": "user", "content": "go on"}]
-    return scored(task != 0 and sample % 2)
 
 
 def run(root: Path, policy: Path, ranks: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Metrics of the steps, and the weights behind them. Seven rollouts in four mini-batches: some have a row on one rank only."""
     with opened(root) as world:
-        world.runner.play = play
+        world.runner.play = mixed
         trainer = Trainer(
             steps=2, learning_rate=1e-3, start="warm_fork", evaluation=Evaluation(rollouts=1), cluster=Cluster(gpus_per_node=ranks)
         )

@@ -13,24 +13,14 @@ from server.schemas.outcome import Failed, Scored
 from server.schemas.runspec import Algorithm, Evaluation, Rollout, Trainer
 from server.schemas.trials import TrialRequest
 from tests.trainer.support.fake_runner import Harness as Client
-from tests.trainer.support.fake_runner import scored
 from tests.trainer.support.main_ppo import SIZE, TASKS, World, left_behind, of, prepare, start
+from tests.trainer.support.plays import two_turns
 from tests.trainer.support.tiny_policy import save_policy
 
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-
-
-async def two_turns(client: Client, request: TrialRequest) -> Scored | Failed:
-    """Odd samples succeed."""
-    messages = [{"role": "user", "content": f"repair {request.task}"}]
-    for _ in range(2):
-        reply = await client.chat(messages)
-        assert reply is not None
-        messages += [reply, {"role": "user", "content": "go on"}]
-    return scored(int(request.trial_id.rsplit("-", 1)[1]) % 2)
 
 
 @pytest.mark.parametrize(("kind", "schedule"), [("tied", "sync"), ("experts", "sync"), ("dense", "async"), ("experts", "async")])

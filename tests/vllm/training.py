@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from server.schemas.events import RunStateBody, StepBody
-from server.schemas.outcome import Failed, Scored
 from server.schemas.rundir import RunDir
 from server.schemas.runspec import Algorithm, Evaluation, Reporting, Rollout, Trainer
-from server.schemas.trials import TrialRequest
-from tests.trainer.support.fake_runner import FakeRunner, Harness, scored
+from tests.trainer.support.fake_runner import FakeRunner
 from tests.trainer.support.fake_server import FakeServer
 from tests.trainer.support.main_ppo import SIZE, TASKS, World, left_behind, of, prepare, start
+from tests.trainer.support.plays import two_turns
 from tests.trainer.support.tiny_policy import save_policy
 
 STEPS = 3
@@ -23,23 +22,13 @@ DIFFERENCE = {"cpu": 1e-4, "cuda": 0.1}
 """Nats between engine and trainer, on average: both in fp32 on a CPU, both in bf16 on a GPU."""
 
 
-async def play(client: Harness, request: TrialRequest) -> Scored | Failed:
-    """Two turns; odd samples succeed."""
-    messages = [{"role": "user", "content": f"repair {request.task}"}]
-    for _ in range(2):
-        reply = await client.chat(messages)
-        assert reply is not None
-        messages += [reply, {"role": "user", "content": "go on"}]
-    return scored(int(request.trial_id.rsplit("-", 1)[1]) % 2)
-
-
 def three_steps(
     home: Path, kind: Literal["dense", "experts"], device: Literal["cpu", "cuda"], limit_s: float
 ) -> Iterator[tuple[bool, str]]:
     """(whether it held, what was looked at), one after the other. Engine and trainer share the device, in turns."""
     server, run, dense = FakeServer("events"), RunDir(home / "run"), kind == "dense"
     run.root.mkdir(parents=True)
-    runner = FakeRunner(run.runner_file, "trials", play)
+    runner = FakeRunner(run.runner_file, "trials", two_turns)
     runner.start()
     try:
         save_policy(home / "policy", dense=dense, tied=False, head_dim=64)
