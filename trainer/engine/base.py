@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -49,7 +50,7 @@ class KV:
 
     `held` has the units of every session that has any, `resident` the tokens of its longest cached sequence; vLLM, which tells neither, has
     both empty. The rest counts from the engine's start: `evicted` cached sequences that were given up for other sessions, None where the
-    engine does not say, `reused` tokens of all `prompted` ones.
+    engine does not say, `reused` tokens of all `prompted` ones. `engine` is a name that no other engine has.
     """
 
     capacity: int
@@ -59,6 +60,19 @@ class KV:
     evicted: int | None = 0
     prompted: int = 0
     reused: int = 0
+    engine: str = ""
+
+    def __add__(self, other: KV) -> KV:
+        """Of two engines together; a session may be known to both."""
+        return KV(
+            self.capacity + other.capacity,
+            self.unit,
+            Counter(self.held) + Counter(other.held),
+            Counter(self.resident) | Counter(other.resident),
+            None if self.evicted is None or other.evicted is None else self.evicted + other.evicted,
+            self.prompted + other.prompted,
+            self.reused + other.reused,
+        )
 
 
 class EngineError(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ class CpuEngine:
     def __init__(self, shape: Shape, named: Mapping[str, Tensor], *, context: int, slots: int = 128, seed: int = 0) -> None:
         self._policy = Policy(shape, named, context)
         self._cache = Slots(shape, slots, context)
-        self._seed = seed
+        self._seed, self._name = seed, uuid.uuid4().hex
         self._requests: dict[str, int] = {}
         self._waiting: list[_Row] = []
         self._active: list[_Row] = []
@@ -106,7 +107,7 @@ class CpuEngine:
     def kv(self) -> KV:
         """See `ReportsKV`; the unit is a slot."""
         cache, (held, resident) = self._cache, self._cache.sessions()
-        return KV(len(cache.tokens), cache.context, held, resident, cache.evicted, cache.prompted, cache.reused)
+        return KV(len(cache.tokens), cache.context, held, resident, cache.evicted, cache.prompted, cache.reused, self._name)
 
     def _refuse(self, prompt: list[int], sampling: Sampling, routes_from: int) -> None:
         vocab, context = self._policy.shape.vocab, self._cache.context

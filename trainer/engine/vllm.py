@@ -45,6 +45,7 @@ class VllmEngine:
         self._admitting.set()
         self._running = set[str]()
         self._prompted = self._reused = 0
+        self._name = uuid.uuid4().hex
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `Engine.generate`. A pause ends the turn as `aborted`, with what it has. EngineError: vLLM refused or died."""
@@ -98,7 +99,7 @@ class VllmEngine:
     def kv(self) -> KV:
         """In vLLM's blocks."""
         cache = self._engine.vllm_config.cache_config
-        return KV(cache.num_gpu_blocks, cache.block_size, {}, {}, None, self._prompted, self._reused)
+        return KV(cache.num_gpu_blocks, cache.block_size, {}, {}, None, self._prompted, self._reused, self._name)
 
     async def update_weights(self, load: Callable[[], Coroutine[Any, Any, object]], version: int, probe: Probe) -> None:
         """End what runs, call `load`, and serve `version` if the weights are what the trainer has.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from functools import reduce
+from operator import add
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -24,13 +26,13 @@ class VerlEngine:
         self._client, self._routing = client, routing
         self.gone: EngineGone | None = None
         """Set when a process that generates was found dead."""
-        self._kv: KV | None = None
+        self._kv: dict[str, KV] = {}
         self._over: list[str] = []
         """Released sessions that the engine does not know of yet."""
 
     def kv(self) -> KV | None:
-        """As of the last answer: verl's client has no way to ask."""
-        return self._kv
+        """Of all replicas together, each as of its last answer: verl's client has no way to ask."""
+        return reduce(add, self._kv.values()) if self._kv else None
 
     def release(self, session: str) -> None:
         """The session is over; the engine hears of it with the next call."""
@@ -62,7 +64,8 @@ class VerlEngine:
                 raise self.gone from error
             kind = EngineUnavailable if isinstance(error, ActorUnavailableError | EngineUnavailable) else EngineError
             raise kind(f"generation failed: {str(error).strip().splitlines()[-1]}") from error
-        self._kv = output.extra_fields.get("kv", self._kv)
+        if (kv := output.extra_fields.get("kv")) is not None:
+            self._kv[kv.engine] = kv
         return Generation(
             token_ids=output.token_ids,
             log_probs=output.log_probs,

@@ -13,7 +13,9 @@ from server.schemas.runspec import Admission, Model, RunSpec
 from server.schemas.runspec import Rollout as RolloutSpec
 from trainer.engine.base import KV, EngineError, EngineUnavailable, GenerationRequest, Sampling
 from trainer.proxy.gate import Rule
-from trainer.proxy.limits import Limits
+from trainer.proxy.limits import Limits, Patience
+from trainer.proxy.metrics import Metrics
+from trainer.proxy.upstream import Upstream
 from trainer.rollout.limits import gate_rule, rollout_limits
 from trainer.rollout.verl_engine import VerlEngine
 
@@ -29,12 +31,14 @@ class Client:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.error: Exception | None = None
+        self.kv = HELD
+        """Of the replica that answers."""
 
     async def generate(self, request_id: str, **asked: Any) -> Any:
         self.calls.append((request_id, asked))
         if self.error is not None:
             raise self.error
-        extra = {"global_steps": 3, "kv": HELD}
+        extra = {"global_steps": 3, "kv": self.kv}
         return SimpleNamespace(token_ids=[1, 5], log_probs=[-0.1, -0.2], routed_experts=None, stop_reason="stop", extra_fields=extra)
 
 
@@ -50,6 +54,24 @@ async def test_a_call_carries_session_salt_and_the_sessions_that_are_over() -> N
     assert asked["prompt_ids"] == [1, 2] and later["released"] == []
     assert asked["sampling_params"] == {"temperature": 0.7, "max_tokens": 9, "stop_token_ids": [5], "logprobs": True}
     assert (answer.token_ids, answer.version, engine.kv()) == ([1, 5], 3, HELD)
+
+
+async def test_the_cache_is_that_of_all_replicas_whichever_answered_last() -> None:
+    client = Client()
+    engine = VerlEngine(client, "spread")
+    metrics = Metrics(engine, Upstream(engine, Patience()), None)
+
+    async def answered(kv: KV) -> dict[str, float]:
+        client.kv = kv
+        await engine.generate(GenerationRequest("a", [1], SAMPLING))
+        return metrics.take()
+
+    assert (await answered(KV(4, 100, {"a": 1}, {"a": 30}, 5, 1000, 400, "one")))["lego/kv/reused_share"] == 0.4
+    step = await answered(KV(4, 100, {"a": 1, "b": 2}, {"a": 50, "b": 9}, 2, 100, 90, "other"))
+    assert (step["lego/kv/reused_share"], step["lego/kv/evicted"]) == (0.9, 2)
+    step = await answered(KV(4, 100, {"a": 2}, {"a": 40}, 6, 1100, 420, "one"))
+    assert (step["lego/kv/reused_share"], step["lego/kv/evicted"]) == (0.2, 1)
+    assert engine.kv() == KV(8, 100, {"a": 3, "b": 2}, {"a": 50, "b": 9}, 8, 1200, 510)
 
 
 @pytest.mark.parametrize(("routing", "names"), [("sticky", 1), ("spread", 3)])
