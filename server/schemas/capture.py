@@ -65,7 +65,7 @@ class Exclusion(StrEnum):
     UNALIGNED = "unaligned"
     """Its history was rewritten, and the run trains the parent's exact history only."""
     STALE = "stale"
-    """Its group was unfinished when the last step that may train it was due."""
+    """Its group was unfinished, or one too many, when the last step that may train it had its batch."""
     OTHER_THREAD = "other_thread"
     """A sub-agent's, and the run trains the parent's conversation only."""
 

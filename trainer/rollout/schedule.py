@@ -4,7 +4,8 @@ Versions count weight updates. A step that trains on weights v may take a prompt
 Three rules give that without a wait for the slowest:
 
 * At the start of a step, prompts are fed until `staleness` + 1 batches of them are under way or finished. In the order in which they were
-  fed, a finished prompt is then always taken in time.
+  fed, a finished prompt is then taken in time: always with staleness 1; with more, younger ones may have been taken while several batches
+  of one age were slow, and the last step that may train those has places for one of them.
 * A step takes the finished prompts that were fed first. One that is unfinished when the last step that may train it has its batch is
   dropped, and the next step feeds another in its place: nothing waits for the slowest.
 * A step may take its batch in parts and train each while the others are still played. What begins while the last part trains has the
@@ -116,7 +117,7 @@ class Schedule[M, R]:
         last, others = ([prompt for prompt in finished if self._last_chance(prompt) is last] for last in (True, False))
         if len(finished) >= self._missing:
             return [*last, *others][: self._missing]
-        spare = self._missing - len(self._last_chances())
+        spare = max(0, self._missing - len(self._last_chances()))
         part = [*last, *others[:spare]]
         return part if len(part) >= self._part else []
 
@@ -128,9 +129,11 @@ class Schedule[M, R]:
         return [prompt for prompt in self._prompts if self._last_chance(prompt)]
 
     async def _drop_late(self) -> None:
-        oldest = self.version + 1 - self._staleness
         late = self._last_chances()
-        await self._drop(late, f"stale: unfinished when the last batch was taken that may hold what began before version {oldest}")
+        without_place, unfinished = ([prompt for prompt in late if prompt.finished is ended] for ended in (True, False))
+        batch = f"the last batch was taken that may hold what began before version {self.version + 1 - self._staleness}"
+        await self._drop(without_place, f"stale: without a place when {batch}")
+        await self._drop(unfinished, f"stale: unfinished when {batch}")
         self._late += late
 
     def take_late(self) -> list[Prompt[M, R]]:

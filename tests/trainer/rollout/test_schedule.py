@@ -107,6 +107,31 @@ def test_no_part_takes_the_place_of_a_prompt_that_may_finish_in_time() -> None:
     assert clock.run(course((700, 700), ["g", "h"], ["i", "j"])) == ["a", "b"]
 
 
+def test_more_prompts_of_one_age_than_places_keep_all_of_these_and_the_rest_is_said_to_have_had_none() -> None:
+    """With staleness 2 five prompts outlive two steps, one of which took a younger one; the third has four places."""
+
+    async def course() -> None:
+        made, loop = schedule(batch=4, staleness=2, parts=4), asyncio.get_running_loop()
+
+        async def step(version: int, seconds: tuple[int, ...], fed: str) -> list[str]:
+            made.version = version
+            made.feed([prompt(name, length) for name, length in zip(fed, seconds, strict=True)])
+            taken = names(await made.take())
+            while made.missing:
+                taken += names(await made.take())
+            return sorted(taken)
+
+        assert await step(0, (50, 50, 50, 50, 50, 8, 8, 8, 1, 1, 1, 1), "abcdefghijkl") == ["i", "j", "k", "l"]
+        assert await step(1, (7, 19, 20, 21), "mnop") == ["f", "g", "h", "m"] and loop.time() == 8
+        assert await step(2, (90, 90, 90, 90), "qrst") == ["a", "b", "c", "d"] and loop.time() == 50
+        (late,) = made.take_late()
+        assert late.dropped == "stale: without a place when the last batch was taken that may hold what began before version 1"
+        assert late.results == {0: "e0"} and names(made.outstanding) == list("nopqrst")
+        await made.close()
+
+    clock.run(course())
+
+
 def test_without_staleness_a_step_waits_for_its_whole_batch() -> None:
     async def course() -> None:
         made = schedule(staleness=0)
@@ -189,7 +214,8 @@ def test_ending_a_run_ends_its_rollouts() -> None:
 def test_no_trained_prompt_lags_more_than_allowed_and_none_is_lost(
     staleness: int, batch: int, parts: int, size: int, places: int, seed: int
 ) -> None:
-    """Whatever the lengths: every step gets its batch, every prompt is trained or dropped once, and only unfinished ones are dropped."""
+    """Whatever the lengths: every step gets its batch, every prompt is trained or dropped once and with its reason, and up to staleness 1
+    only unfinished ones are dropped."""
     draws = random.Random(seed)
     steps = 6
 
@@ -207,7 +233,8 @@ def test_no_trained_prompt_lags_more_than_allowed_and_none_is_lost(
             assert len(taken) == batch and all(len(entry.results) == size for entry in taken)
             assert all(0 <= step - 1 - (entry.begun or 0) <= staleness for entry in taken)
             late = made.take_late()
-            assert all(len(entry.results) < size and "stale" in entry.dropped for entry in late)
+            assert all(entry.dropped.startswith("stale: unfinished") == (len(entry.results) < size) for entry in late)
+            assert staleness > 1 or all(len(entry.results) < size for entry in late)
             seen += names(taken) + names(late)
             await asyncio.sleep(draws.random() * 3)
             made.version = step
