@@ -131,10 +131,10 @@ def _write_shard(ours: Checkpoint, theirs: Checkpoint, shard: str, made: Path) -
     tensors, changed = {}, 0
     for name in (name for name, place in theirs.places.items() if place == shard):
         before = theirs.load(name)
-        tensor = _counterpart(name, ours, theirs)
-        if not torch.isfinite(tensor).all():
-            raise ExportError(f"{ours.directory}: {name} holds values that are not finite: export an earlier checkpoint")
-        tensors[name] = tensor.to(before.dtype).contiguous()
+        tensors[name] = _counterpart(name, ours, theirs).to(before.dtype).contiguous()
+        if not torch.isfinite(tensors[name]).all():
+            problem = f"holds values that are not finite in the base's {before.dtype}: export an earlier checkpoint"
+            raise ExportError(f"{ours.directory}: {name} {problem}")
         changed += not torch.equal(tensors[name], before)
     save_file(tensors, made / shard, metadata={"format": "pt"})
     return changed

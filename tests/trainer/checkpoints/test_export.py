@@ -74,6 +74,7 @@ def test_shards_stay_as_the_base_has_them(tmp_path: Path, base: Path) -> None:
         (trained(extra=torch.zeros(1)), "has besides extra"),
         (trained(**{"model.norm.weight": torch.ones(4)}), r"has in another shape model.norm.weight \(4,\) for \(3,\)"),
         (trained(**{"model.norm.weight": torch.tensor([1.0, float("nan"), 1.0])}), "model.norm.weight holds values that are not finite"),
+        (trained(**{"model.norm.weight": torch.tensor([1.0, 3.4e38, 1.0])}), "not finite in the base's torch.bfloat16"),
         (
             {f"base.{name}": t for name, t in trained().items()},
             "lacks lm_head.weight, model.embed_tokens.weight, model.norm.weight; it has",
