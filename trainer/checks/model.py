@@ -11,6 +11,7 @@ from server.schemas.probes import TRAINED_WITH, ModelFacts, TemplateClass, Train
 from server.schemas.runspec import RunSpec
 from trainer import policies
 from trainer.capture.message import Message, ToolCall
+from trainer.launch.preflight import experts, language_config
 from trainer.proxy.dialects import Dialect
 from trainer.proxy.dialects.anthropic import Anthropic
 from trainer.proxy.dialects.openai_chat import OpenAIChat
@@ -37,7 +38,7 @@ def model_facts(spec: RunSpec) -> ModelFacts:
     """Never raises for a broken policy: that is a fact."""
     try:
         directory = policies.resolve(spec.model.path) if spec.model.path.startswith(policies.PREFIX) else Path(spec.model.path)
-        config = json.loads((directory / "config.json").read_bytes())
+        config = language_config(directory)
         rendering = Rendering.load(directory, family=spec.model.renderer, thinking=spec.model.thinking)
         trained = directory / TRAINED_WITH
         trained_with = TrainedWith.model_validate_json(trained.read_bytes()) if trained.exists() else None
@@ -49,7 +50,7 @@ def model_facts(spec: RunSpec) -> ModelFacts:
         return ModelFacts(problem=str(error))
     return ModelFacts(
         directory=str(directory),
-        experts=int(config.get("num_experts") or config.get("num_local_experts") or 0),
+        experts=experts(config),
         layers=int(config.get("num_hidden_layers") or 0),
         top_k=int(config.get("num_experts_per_tok") or 0),
         longest=config.get("max_position_embeddings"),

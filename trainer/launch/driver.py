@@ -79,7 +79,7 @@ def _train(run: RunDir, file: RunFile, attempt: int, out: TextIO) -> None:
     if spec.rollout.top_p < 1 or spec.rollout.top_k:
         raise FinalError("rollout.top_p and top_k: the trainer's ratios are those of the whole distribution; set top_p: 1 and top_k: 0")
     model = _model(spec.model.path)
-    if spec.rollout.engine == "vllm" and spec.algorithm.routing_replay and not preflight.has_experts(model):
+    if spec.rollout.engine == "vllm" and spec.algorithm.routing_replay and not preflight.experts(preflight.language_config(model)):
         raise FinalError(f"algorithm.routing_replay: {model} has no experts whose routes could be replayed: set it to false")
     environment.apply(spec.trainer.device, own_cluster=spec.trainer.cluster.ray == "local")
     _prepare_trackers(run, spec)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from server.schemas.probes import Trouble
 from server.schemas.runspec import RunSpec
@@ -33,11 +34,15 @@ def troubles(spec: RunSpec) -> Iterator[Trouble]:
     yield from _packages(spec)
 
 
-def has_experts(model: Path) -> bool:
-    """Whether the checkpoint is a mixture of experts, which alone has routes."""
-    config = json.loads((model / "config.json").read_bytes())
-    config |= config.get("text_config", {})
-    return bool(config.get("num_experts") or config.get("num_local_experts"))
+def language_config(model: Path) -> dict[str, Any]:
+    """The checkpoint's configuration. What a multimodal one says of its language model stands where a text model has it."""
+    config: dict[str, Any] = json.loads((model / "config.json").read_bytes())
+    return config | (config.get("text_config") or {})
+
+
+def experts(config: Mapping[str, Any]) -> int:
+    """In a layer; 0 of a dense model, which has no routes."""
+    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def vllm_trouble(version: Callable[[str], str] = importlib.metadata.version) -> str | None:
@@ -71,9 +76,7 @@ def _devices(wanted: int) -> Iterator[Trouble]:
 
 def _packages(spec: RunSpec) -> Iterator[Trouble]:
     trainer = spec.trainer
-    if spec.rollout.engine != "vllm":
-        yield Trouble(where="rollout.engine", message=f"{spec.rollout.engine} does not go with trainer.device cuda", fix="use vllm")
-    elif reason := vllm_trouble():
+    if reason := vllm_trouble():
         yield Trouble(where="rollout.engine", message=reason, fix=f"install vllm=={VLLM}.0 (docs/training.md, Train on GPUs)")
     for module in BACKENDS[trainer.backend]:
         if not _installed(module):

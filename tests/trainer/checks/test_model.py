@@ -40,6 +40,13 @@ def test_a_sound_policy_is_append_only_and_its_calls_survive(policy: Path) -> No
     assert facts.prompt_tokens["mini-swe-agent"] > 1000  # nearly one id per byte: this tokenizer has no blocks
 
 
+def test_a_multimodal_policy_keeps_its_language_model_in_a_part_of_its_configuration(policy: Path) -> None:
+    inner = {"num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "max_position_embeddings": 262_144}
+    (policy / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": inner}))
+    facts = model_facts(spec_for(policy))
+    assert (facts.experts, facts.top_k, facts.layers, facts.longest) == (256, 8, 40, 262_144)
+
+
 @pytest.mark.parametrize("renderer", ["qwen3", "qwen3.5"])
 def test_the_junction_between_turns_is_measured(tmp_path: Path, renderer: str) -> None:
     """User-pain 11: the newline behind a turn's end was missing, because nobody had sampled it."""

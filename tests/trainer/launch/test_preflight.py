@@ -94,11 +94,11 @@ def test_no_vllm_at_all() -> None:
 
 @pytest.mark.parametrize(
     ("config", "experts"),
-    [({}, False), ({"num_experts": 8}, True), ({"text_config": {"num_experts": 256}}, True), ({"num_local_experts": 4}, True)],
+    [({}, 0), ({"num_experts": 8}, 8), ({"text_config": {"num_experts": 256}}, 256), ({"num_local_experts": 4, "text_config": None}, 4)],
 )
-def test_only_mixtures_of_experts_have_routes(config: dict[str, object], experts: bool, tmp_path: Path) -> None:
+def test_only_mixtures_of_experts_have_routes(config: dict[str, object], experts: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert preflight.has_experts(tmp_path) is experts
+    assert preflight.experts(preflight.language_config(tmp_path)) == experts
 
 
 @without_gpu
