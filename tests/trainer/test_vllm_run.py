@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Literal
 
 import psutil
@@ -20,7 +21,7 @@ from tests.trainer.support.tiny_policy import save_policy
 pytest.importorskip("vllm", reason="vLLM is not installed: `make test-vllm` makes an environment that has it")
 pytestmark = pytest.mark.slow
 
-STEPS = 3
+STEPS, LONGEST = 3, 240
 
 
 @pytest.mark.parametrize(("kind", "schedule"), [("tied", "sync"), ("experts", "sync"), ("dense", "async"), ("experts", "async")])
@@ -30,11 +31,13 @@ def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path, 
     save_policy(policy, dense=dense, tied=kind == "tied", head_dim=64)
 
     async def play(client: Client, request: TrialRequest) -> Scored | Failed:
-        """Trials of the second step generate without a pause until the first one is over: weights change in the middle of their turns."""
-        calls = 0
+        """Trials of the second step generate without a pause until the first one is over. Their turns differ in length, so that they do
+        not all end at the same moment: weights change in the middle of some."""
+        calls, lengths = 0, Random(request.trial_id)
         while schedule == "async" and request.trial_id.startswith("s002-") and not of(world.server.bodies(), StepBody):
             calls += 1
-            assert await client.chat([{"role": "user", "content": f"{calls}: go on with {request.task}"}]) is not None
+            said = [{"role": "user", "content": f"{calls}: go on with {request.task}"}]
+            assert await client.chat(said, longest=lengths.randint(LONGEST // 2, LONGEST)) is not None
         return await two_turns(client, request)
 
     world.runner.play = play
@@ -42,7 +45,7 @@ def test_three_steps_train_what_vllm_sampled(bare_world: World, tmp_path: Path, 
         world,
         policy,
         rollout=Rollout(
-            tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=64 if schedule == "async" else 8, max_turns=500, engine="vllm"
+            tasks_per_step=TASKS, group_size=SIZE, max_new_tokens=LONGEST if schedule == "async" else 8, max_turns=500, engine="vllm"
         ),
         algorithm=Algorithm(clip_low=0.03, clip_high=0.04, minibatches=2, routing_replay=not dense),
         trainer=Trainer(steps=STEPS, schedule=schedule, learning_rate=1e-3, evaluation=Evaluation(rollouts=4)),

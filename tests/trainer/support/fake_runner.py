@@ -36,9 +36,9 @@ class Harness:
         self._url = f"{request.proxy.url}/v1/chat/completions"
         self._headers = {"authorization": f"Bearer {request.proxy.key.get_secret_value()}"}
 
-    async def chat(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    async def chat(self, messages: list[dict[str, Any]], longest: int = 4096) -> dict[str, Any] | None:
         """The assistant's message; None when the proxy refuses (turn cap, overflow, ended)."""
-        body = {"model": "policy", "messages": messages, "max_tokens": 4096}
+        body = {"model": "policy", "messages": messages, "max_tokens": longest}
         response = await self._http.post(self._url, json=body, headers=self._headers)
         if response.status_code != httpx.codes.OK:
             return None
