@@ -25,6 +25,7 @@ import contextlib
 import copy
 import functools
 import importlib.util
+import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Set
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .readable import tests, unfit
-from .seal import TELL, Answer, Around, may_return, names, seal, tables
+from .seal import TELL, Answer, Around, judged, may_return, names, seal, tables
 from .untrue import untrue
 
 DIRECTORY = "tests"
@@ -48,6 +49,8 @@ PAIRS: tuple[tuple[Variant, Variant], ...] = (("twin C", "twin D"), ("twin E", "
 TWINS: tuple[Variant, ...] = (*LOUD, *(twin for pair in PAIRS for twin in pair))
 _CHANCE = secrets.SystemRandom()
 _HOOKS = (b"pytest_runtest", b"pytest_pyfunc_call")
+_UNASKED = re.compile(r"set_?up|tear_?down", re.IGNORECASE)
+"""Names of functions that are called around every test."""
 _CHANGED = """
 def {name}(value):
     if isinstance(value, bool): return not value
@@ -92,10 +95,11 @@ def checks(task: Path, sealed: bool = True) -> dict[Variant, str | None]:
     files, trees = _read(task)
     # A hook of the task's own may let one test decide about the next, and a test may call another one.
     workspace = task / "environment" / "workspace"
-    around = [path.read_bytes() for path in (workspace / "conftest.py", *workspace.glob("tests/**/conftest.py")) if path.is_file()]
-    hooks = any(hook in data for data in (*files.values(), *around) for hook in _HOOKS)
+    places = [path for path in (workspace / "conftest.py", *workspace.glob("tests/**/*.py")) if path.is_file()]
+    around = {str(path): path.read_bytes() for path in places}
+    hooks = any(hook in data for data in (*files.values(), *around.values()) for hook in _HOOKS)
     named = Counter(name for tree in trees.values() for name in names(tree))
-    blind, answers, whole = _sealed(files, trees) if sealed else (None, [], set())
+    blind, answers, whole = _sealed(files, trees, _helpers({**around, **files})) if sealed else (None, [], set())
     quiet = {
         f"{name}::{key}"
         for name, tree in trees.items()
@@ -125,19 +129,21 @@ def _read(task: Path) -> tuple[dict[str, bytes], dict[str, ast.Module]]:
     return files, trees
 
 
-def _sealed(files: Mapping[str, bytes], trees: Mapping[str, ast.Module]) -> tuple[str, list[Answer], set[str]]:
+def _sealed(
+    files: Mapping[str, bytes], trees: Mapping[str, ast.Module], beside: Mapping[str, ast.Module]
+) -> tuple[str, list[Answer], set[str]]:
     """The check of the tests without their answers, the answers, and the tests that are decided by them alone."""
     nonce = secrets.token_hex(6)
-    functions = [
-        node for tree in (*trees.values(), *_helpers(files).values()) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-    ]
-    helpers = {function.name for function in functions if not function.name.startswith("test") and _asserts(function)}
+    everything = [*trees.values(), *beside.values()]
+    helpers = _deciding(everything)
     fixtures = {
         argument.arg
-        for function in functions
-        if any("fixture" in names(decorator) for decorator in function.decorator_list)
+        for tree in everything
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and any("fixture" in names(decorator) for decorator in function.decorator_list)
         for argument in function.args.args
     }
+    unasked = any(_unasked(tree, helpers) for tree in beside.values())
     answers: list[Answer] = []
     whole: set[str] = set()
     written, expected = dict(files), dict[str, str]()
@@ -147,7 +153,7 @@ def _sealed(files: Mapping[str, bytes], trees: Mapping[str, ast.Module]) -> tupl
         for key, test in tests(tree):
             _tell_nothing(test)
             before = len(answers)
-            if seal(test, f"_{nonce}", answers, around):
+            if seal(test, f"_{nonce}", answers, around) and not unasked and not _unasked(pristine, helpers):
                 whole.add(f"{name}::{key}")
             for answer in answers[before:]:
                 answer["test"] = f"{name}::{key}"
@@ -166,8 +172,36 @@ def _helpers(files: Mapping[str, bytes]) -> dict[str, ast.Module]:
     return found
 
 
-def _asserts(function: ast.FunctionDef) -> bool:
-    return any(isinstance(part, ast.Assert | ast.Raise) for part in ast.walk(function))
+def _deciding(trees: Collection[ast.Module]) -> set[str]:
+    """Names of functions and classes that may decide about a test, by what they mention, too, and other names for them."""
+    named: list[tuple[str, ast.AST]] = []
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(("test", "Test")):
+                named.append((node.name, node))
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                named += [(alias.asname, ast.Name(alias.name)) for alias in node.names if alias.asname]
+        for node in tree.body:
+            if isinstance(node, ast.Assign):
+                named += [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
+    found: set[str] = set()
+    while more := {name for name, node in named if name not in found and judged([node], found)}:
+        found |= more
+    return found
+
+
+def _unasked(tree: ast.Module, helpers: Set[str]) -> bool:
+    """Whether something decides about tests that do not mention it."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name, decorator_list=decorators) | ast.AsyncFunctionDef(name=name, decorator_list=decorators):
+                unasked = any(isinstance(part, ast.keyword) and part.arg == "autouse" for mark in decorators for part in ast.walk(mark))
+                if name in helpers and (unasked or _UNASKED.match(name)):
+                    return True
+            case ast.Call(func=ast.Attribute(attr="usefixtures"), args=fixtures):
+                if any(isinstance(fixture, ast.Constant) and fixture.value in helpers for fixture in fixtures):
+                    return True
+    return False
 
 
 def _check(

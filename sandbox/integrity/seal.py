@@ -77,7 +77,7 @@ class Around:
     """What matters of the rest of a test file."""
 
     helpers: Set[str] = frozenset()
-    """Functions that assert something themselves."""
+    """What asserts something itself, or by what it mentions."""
     fixtures: Set[str] = frozenset()
     """Arguments of fixtures: what a test is parametrised with may be meant for them."""
     tables: Mapping[str, ast.List | ast.Tuple] = field(default_factory=dict)
@@ -120,6 +120,15 @@ def names(node: ast.AST) -> Iterator[str]:
             yield part.id
         elif isinstance(part, ast.Attribute):
             yield part.attr
+        elif isinstance(part, ast.arg):
+            yield part.arg
+
+
+def judged(nodes: Sequence[ast.AST], helpers: Set[str]) -> bool:
+    """Whether they may decide about a test."""
+    return any(isinstance(part, ast.Assert | ast.Raise) for node in nodes for part in ast.walk(node)) or any(
+        name in helpers or _JUDGES.search(name) for node in nodes for name in names(node)
+    )
 
 
 class _Sealing:
@@ -128,7 +137,7 @@ class _Sealing:
         self.answers = answers
         self.helpers = around.helpers
         self.tables = {**around.tables, **tables(test)}
-        self.whole = self.helpers.isdisjoint(argument.arg for argument in test.args.args)
+        self.whole = not self._judged([test.args])
         mentioned = [node for node in ast.walk(test) if isinstance(node, ast.Name)]
         read = Counter(node.id for node in mentioned if isinstance(node.ctx, ast.Load))
         written = Counter(node.id for node in mentioned if not isinstance(node.ctx, ast.Load))
@@ -254,9 +263,7 @@ class _Sealing:
         return [text], forget
 
     def _judged(self, nodes: Sequence[ast.AST]) -> bool:
-        return any(isinstance(part, ast.Assert) for node in nodes for part in ast.walk(node)) or any(
-            name in self.helpers or _JUDGES.search(name) for node in nodes for name in names(node)
-        )
+        return judged(nodes, self.helpers)
 
 
 def _conditions(statement: ast.stmt, helpers: Set[str]) -> list[ast.expr]:

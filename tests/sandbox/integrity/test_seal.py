@@ -110,6 +110,32 @@ def test_a_test_that_something_else_decides_needs_twins(body: str) -> None:
     assert not sealed(f"def test_f():\n    {body}\n")[2]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def test_a():\n    assert add(1, 2) == 3\n    if add(2, 2) != 4:\n        raise ValueError\n",
+        "def low(a, b):\n    assert a == b\ndef same(a, b):\n    low(a, b)\n"
+        "def test_a():\n    assert add(1, 2) == 3\n    same(add(2, 2), 4)\n",
+        "def low(a, b):\n    assert a == b\nsame = low\ndef test_a():\n    assert add(1, 2) == 3\n    same(add(2, 2), 4)\n",
+        "from help import equal as same\ndef test_a():\n    assert add(1, 2) == 3\n    same(add(2, 2), 4)\n",
+        "async def same(a, b):\n    assert a == b\ndef test_a():\n    assert add(1, 2) == 3\n    run(same(add(2, 2), 4))\n",
+        "class TestA:\n    def same(self, a, b):\n        self.assertEqual(a, b)\n"
+        "    def test_a(self):\n        self.assertEqual(add(1, 2), 3)\n        self.same(add(2, 2), 4)\n",
+        "class TestA:\n    def tearDown(self):\n        assert add(2, 2) == 4\n    def test_a(self):\n        assert add(1, 2) == 3\n",
+        "@pytest.fixture(autouse=True)\ndef after():\n    yield\n    assert add(2, 2) == 4\ndef test_a():\n    assert add(1, 2) == 3\n",
+        "@pytest.fixture\ndef after():\n    yield\n    assert add(2, 2) == 4\n"
+        "@pytest.mark.usefixtures('after')\ndef test_a():\n    assert add(1, 2) == 3\n",
+        "@pytest.fixture\ndef after(strict):\n    return 1\ndef test_a(after):\n    assert add(1, 2) == 3\n",
+    ],
+)
+def test_what_decides_out_of_sight_is_seen(tmp_path: Path, source: str) -> None:
+    calc = task(tmp_path, IMPORTS + source)
+    (calc / "tests" / "help.py").write_text("def equal(a, b):\n    assert a == b\n")
+    around = calc / "environment" / "workspace" / "conftest.py"
+    around.write_text("import pytest\n\n\n@pytest.fixture\ndef strict():\n    yield\n    assert True\n")
+    assert hidden.checks(calc)["twin A"] is not None or hidden.checks(calc)["twin C"] is not None
+
+
 def test_what_a_fixture_may_want_is_left_to_it() -> None:
     assert not sealed("@pytest.mark.parametrize('made', [1, 2])\ndef test_f(made):\n    assert f() == made\n")[2]
 
