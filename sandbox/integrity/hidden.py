@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .readable import tests, unfit
-from .seal import TELL, Answer, Around, judged, may_return, names, seal, tables
+from .seal import Answer, Around, judged, may_return, names, seal, tables, teller
 from .untrue import untrue
 
 DIRECTORY = "tests"
@@ -158,7 +158,7 @@ def _sealed(
             for answer in answers[before:]:
                 answer["test"] = f"{name}::{key}"
             expected[f"{name}::{key}"] = "passed"
-        written[name] = (ast.unparse(ast.fix_missing_locations(tree)) + TELL.format(name=f"_{nonce}")).encode()
+        written[name] = (ast.unparse(ast.fix_missing_locations(tree)) + teller(f"_{nonce}")).encode()
     return _program(written, trees, expected, nonce, answers), answers, whole
 
 
