@@ -49,7 +49,7 @@ PAIRS: tuple[tuple[Variant, Variant], ...] = (("twin C", "twin D"), ("twin E", "
 TWINS: tuple[Variant, ...] = (*LOUD, *(twin for pair in PAIRS for twin in pair))
 _CHANCE = secrets.SystemRandom()
 _HOOKS = (b"pytest_runtest", b"pytest_pyfunc_call")
-_UNASKED = re.compile(r"set_?up|tear_?down", re.IGNORECASE)
+_UNASKED = re.compile(r"set_?up|tear_?down|pytest_", re.IGNORECASE)
 """Names of functions that are called around every test."""
 _CHANGED = """
 def {name}(value):
@@ -136,11 +136,12 @@ def _sealed(
     nonce = secrets.token_hex(6)
     everything = [*trees.values(), *beside.values()]
     helpers = _deciding(everything)
+    functions = [node for tree in everything for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    catching = {function.name for function in functions if any(isinstance(part, ast.ExceptHandler) for part in ast.walk(function))}
     fixtures = {
         argument.arg
-        for tree in everything
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef) and any("fixture" in names(decorator) for decorator in function.decorator_list)
+        for function in functions
+        if any("fixture" in names(decorator) for decorator in function.decorator_list)
         for argument in function.args.args
     }
     unasked = any(_unasked(tree, helpers) for tree in beside.values())
@@ -149,7 +150,7 @@ def _sealed(
     written, expected = dict(files), dict[str, str]()
     for name, pristine in trees.items():
         tree = copy.deepcopy(pristine)
-        around = Around(helpers, fixtures, tables(tree))
+        around = Around(helpers, catching, fixtures, tables(tree))
         for key, test in tests(tree):
             _tell_nothing(test)
             before = len(answers)

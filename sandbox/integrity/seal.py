@@ -25,6 +25,9 @@ _METHODS: dict[str, type[ast.cmpop]] = {**dict.fromkeys(_EQUAL, ast.Eq), "assert
 _JUDGES = re.compile(r"assert|check|verify|expect(?!ed)|rais|throw|fail|warn|suppress|skip|approx", re.IGNORECASE)
 """Names of what may decide about a test, or keep an assertion from doing so."""
 
+_AGAIN = re.compile(r"retr[yi]|flaky|eventually|on_exception", re.IGNORECASE)
+"""Names of decorators that give a test another try."""
+
 _LETS_THROUGH = frozenset({"open", "StringIO", "BytesIO", "TemporaryDirectory", "NamedTemporaryFile", "patch", "subTest", "context"})
 """Names of context managers that keep no exception to themselves."""
 
@@ -87,6 +90,8 @@ class Around:
 
     helpers: Set[str] = frozenset()
     """What asserts something itself, or by what it mentions."""
+    catching: Set[str] = frozenset()
+    """Functions that keep exceptions to themselves: as a decorator, what a test fails with."""
     fixtures: Set[str] = frozenset()
     """Arguments of fixtures: what a test is parametrised with may be meant for them."""
     tables: Mapping[str, ast.List | ast.Tuple] = field(default_factory=dict)
@@ -98,7 +103,7 @@ def seal(test: ast.FunctionDef, name: str, answers: list[Answer], around: Around
 
     Returns whether nothing but the answers decides about the test.
     """
-    if may_return(test):
+    if may_return(test) or any(name in around.catching or _AGAIN.search(name) for mark in test.decorator_list for name in names(mark)):
         return False
     before = len(answers)
     sealing = _Sealing(test, name, answers, around)

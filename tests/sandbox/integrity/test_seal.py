@@ -125,6 +125,7 @@ def test_a_test_that_something_else_decides_needs_twins(body: str) -> None:
         "@pytest.fixture(autouse=True)\ndef after():\n    yield\n    assert add(2, 2) == 4\ndef test_a():\n    assert add(1, 2) == 3\n",
         "@pytest.fixture\ndef after():\n    yield\n    assert add(2, 2) == 4\n"
         "@pytest.mark.usefixtures('after')\ndef test_a():\n    assert add(1, 2) == 3\n",
+        "def pytest_sessionfinish():\n    assert add(2, 2) == 4\ndef test_a():\n    assert add(1, 2) == 3\n",
         "@pytest.fixture\ndef after(strict):\n    return 1\ndef test_a(after):\n    assert add(1, 2) == 3\n",
     ],
 )
@@ -151,6 +152,15 @@ def test_what_a_fixture_may_want_is_left_to_it() -> None:
 def test_an_assertion_that_may_fail_stays(body: str) -> None:
     source = f"def test_f():\n    {body}"
     assert sealed(source)[:2] == (source, [])
+
+
+@pytest.mark.parametrize("mark", ["@again", "@with_again(3)", "@tenacity.retry(stop=3)", "@pytest.mark.flaky"])
+def test_a_test_that_is_tried_again_keeps_its_assertions(tmp_path: Path, mark: str) -> None:
+    """Its first value was one that it cannot pass with."""
+    again = "def again(test):\n    def inner():\n        try: test()\n        except AssertionError: test()\n    return inner\n"
+    more = "def with_again(n):\n    def wrap(test):\n        try: test()\n        except AssertionError: test()\n    return wrap\n"
+    source = f"{again}{more}{mark}\ndef test_a():\n    assert add(1, 2) == 3\n"
+    assert hidden.checks(task(tmp_path, IMPORTS + source))["sealed"] is None
 
 
 SCALARS = (
